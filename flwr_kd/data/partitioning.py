@@ -1,0 +1,360 @@
+"""Who gets which samples: partitions among clients, and each client's own train/test split.
+
+The partitions are those of `flwr-datasets`. It is driven here so that some properties hold that the library
+alone does not give: rows are shuffled before `IidPartitioner` cuts them (it does not shuffle, so a set sorted
+by class would give each client its own classes), no class runs out into a division by zero, no client stays
+empty, and only the seed decides.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from flwr_kd.data._base import AnyArray, DataError, IntArray, as_indices, as_labels, require, whole
+from flwr_kd.seeding import derive_seed, numpy_generator
+
+__all__ = ["PARTITIONS", "histogram", "partition", "split"]
+
+PARTITIONS: tuple[str, ...] = ("iid", "dirichlet:ALPHA", "inner-dirichlet:ALPHA", "pathological:K")
+"""The forms that :func:`partition` takes."""
+
+# Clients get at least this many samples from `dirichlet`, or half of an even share where that is less.
+_DIRICHLET_MINIMUM = 10
+
+# Far below any share that could ever be drawn, far above the point where float64 loses precision.
+_PRIOR_FLOOR = 1e-100
+
+_log = logging.getLogger(__name__)
+
+
+def partition(
+    labels: Tensor | AnyArray | Sequence[int], spec: str, *, num_clients: int, seed: int
+) -> list[IntArray]:
+    """Divide samples among clients.
+
+    Parameters
+    ----------
+    labels : Tensor or ndarray
+        Class of each sample, ``[N]``, whole numbers from 0. Not every class need occur.
+    spec : str
+        How to divide:
+
+        ``iid``
+            Random parts of equal size (``IidPartitioner``).
+        ``dirichlet:ALPHA``
+            Each class is divided by shares from ``Dirichlet(ALPHA)`` over the clients
+            (``DirichletPartitioner``, ``self_balancing=False`` as in the papers' definition: sizes differ,
+            the more the smaller ALPHA). Every client gets at least 10 samples, or half of an even share where
+            that is less, or 1. The library draws up to 11 times to reach this; if it does not, which is the
+            rule with many clients and a small ALPHA, one draw is repaired: a client below the minimum is
+            given randomly chosen samples of whichever client is then the largest.
+        ``inner-dirichlet:ALPHA``
+            Parts of equal size; a client's class mix is drawn from ``Dirichlet(ALPHA)`` over the classes
+            (``InnerDirichletPartitioner``). A client whose classes have all run out takes of what is left;
+            the mixes of the clients together therefore always add up to the data's. The library divides by
+            zero when all of a client's remaining classes have a share that was rounded to 0 (small ALPHA);
+            here shares are at least 1e-100, so that such a client takes from those classes evenly.
+        ``pathological:K``
+            Each client has samples of exactly K classes (``PathologicalPartitioner``, "first-deterministic":
+            client i has class i mod C and K-1 random others). A class is divided evenly among the clients
+            that have it, so sizes differ. A class that no client has is left out.
+    num_clients : int
+        Number of clients, from 1 to N.
+    seed : int
+        The result depends on nothing but the arguments.
+
+    Returns
+    -------
+    list of ndarray
+        For each client the positions of its samples, int64, in random order; disjoint, none empty. Together
+        they are all of ``0 .. N-1``, except with ``pathological:K`` where classes are left out. "Equal size"
+        means equal within one: where N is not divisible, the first clients get one more.
+
+    Raises
+    ------
+    DataError
+        For an unknown ``spec``, an ALPHA that is not a finite number above 0, a K that is not in 1 .. number
+        of classes, more clients than samples, or a class that has to serve more clients than it has samples.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> labels = np.repeat([0, 1, 2], 4)
+    >>> parts = partition(labels, "inner-dirichlet:0.1", num_clients=4, seed=0)
+    >>> [len(part) for part in parts], sorted(np.concatenate(parts).tolist()) == list(range(12))
+    ([3, 3, 3, 3], True)
+    """
+    classes = as_labels(labels)
+    num_clients = whole(num_clients, "num_clients", 1)
+    if num_clients > len(classes):
+        raise DataError(
+            f"num_clients must be at most the number of samples, {len(classes)}, not {num_clients}"
+        )
+    divide, parameter = _parse(spec)
+
+    # The library takes labels to be 0 .. C-1 without gaps, and assigns a class's rows in the order it sees.
+    _, dense = np.unique(classes, return_inverse=True)
+    order = numpy_generator(seed, "partition", "order").permutation(len(dense))
+    parts = divide(dense.astype(np.int64)[order], parameter, num_clients, seed)
+    return [order[part].astype(np.int64) for part in parts]
+
+
+def split(
+    labels: Tensor | AnyArray | Sequence[int],
+    indices: Tensor | AnyArray | Sequence[int],
+    *,
+    test_fraction: float = 0.25,
+    seed: int,
+) -> tuple[IntArray, IntArray]:
+    """Split one client's samples into train and test with the same class mix.
+
+    The test part gets ``test_fraction`` of the samples (rounded half up, at least one of two or more),
+    divided among the classes by largest remainder; ties are broken at random. The last sample of a class
+    always stays in train, and no class gives more than its share rounded up, so a client whose classes have
+    one sample each has no test part.
+
+    Parameters
+    ----------
+    labels : Tensor or ndarray
+        Class of each sample of the whole set, ``[N]``.
+    indices : Tensor or ndarray
+        The client's samples, ``[n]``, positions in ``labels``; may be empty.
+    test_fraction : float
+        In ``[0, 1)``; 0 gives an empty test part.
+    seed : int
+        Decides which samples of a class are taken.
+
+    Returns
+    -------
+    train, test : ndarray
+        Positions in ``labels``, int64, in the order of ``indices``; disjoint, together ``indices``.
+
+    Raises
+    ------
+    DataError
+        For a fraction or a position out of range.
+
+    Examples
+    --------
+    >>> train, test = split([0, 0, 0, 0, 1, 1, 1, 1], range(8), seed=0)
+    >>> len(train), len(test)
+    (6, 2)
+    """
+    classes = as_labels(labels)
+    rows = as_indices(
+        indices if isinstance(indices, Tensor) else np.asarray(indices), len(classes), "indices"
+    )
+    if not isinstance(test_fraction, int | float) or not 0 <= test_fraction < 1:
+        raise DataError(f"test_fraction must be in [0, 1), not {test_fraction!r}")
+    size = math.floor(len(rows) * test_fraction + 0.5)
+    if test_fraction > 0 and len(rows) > 1:
+        size = max(size, 1)
+    chosen = stratified(classes[rows], size, numpy_generator(seed, "split"), keep=1)
+    return rows[~chosen], rows[chosen]
+
+
+def histogram(
+    labels: Tensor | AnyArray | Sequence[int], parts: Sequence[AnyArray], num_classes: int
+) -> list[list[int]]:
+    """Count each client's samples per class.
+
+    Parameters
+    ----------
+    labels : Tensor or ndarray
+        Class of each sample, ``[N]``, in ``0 .. num_classes - 1``.
+    parts : sequence of ndarray
+        Each client's positions in ``labels``.
+    num_classes : int
+        Number of classes.
+
+    Returns
+    -------
+    list of list of int
+        ``[clients][classes]``.
+
+    Raises
+    ------
+    DataError
+        For a label or a position out of range.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> histogram([0, 1, 1, 2], [np.array([0, 1]), np.array([2])], 3)
+    [[1, 1, 0], [0, 1, 0]]
+    """
+    classes = as_labels(labels)
+    num_classes = whole(num_classes, "num_classes", 1)
+    if classes.size and classes.max() >= num_classes:
+        raise DataError(f"labels must be below num_classes={num_classes}, but there is {classes.max()}")
+    rows = [as_indices(part, len(classes), f"parts[{i}]") for i, part in enumerate(parts)]
+    return [np.bincount(classes[row], minlength=num_classes).tolist() for row in rows]
+
+
+def stratified(labels: IntArray, size: int, rng: np.random.Generator, *, keep: int = 0) -> AnyArray:
+    """Choose ``size`` samples with the class mix of ``labels``, by largest remainder.
+
+    Parameters
+    ----------
+    labels : ndarray
+        Classes, ``[N]``.
+    size : int
+        How many, at most N.
+    rng : numpy.random.Generator
+        Chooses the samples, and breaks ties between classes.
+    keep : int
+        Samples of each class that are never chosen; fewer than ``size`` may then be.
+
+    Returns
+    -------
+    ndarray
+        The mask of the chosen, bool, ``[N]``.
+    """
+    mask = np.zeros(len(labels), dtype=bool)
+    if size == 0:
+        return mask
+    _, dense, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    room = np.maximum(counts - keep, 0)
+    # Whole numbers throughout: 0.2 * 15 in floats may fall short of 3.
+    share, remainder = np.divmod(counts * size, len(labels))
+    share = np.minimum(share, room)
+    tie_break = rng.permutation(len(counts))
+    order = np.lexsort((tie_break, -remainder))
+    order = order[(remainder[order] > 0) & (share[order] < room[order])]
+    share[order[: size - share.sum()]] += 1
+    for k, number in enumerate(share):
+        mask[rng.permutation(np.flatnonzero(dense == k))[:number]] = True
+    return mask
+
+
+_Divide = Callable[[IntArray, float, int, int], list[IntArray]]
+
+
+def _parse(spec: str) -> tuple[_Divide, float]:
+    forms = ", ".join(repr(form) for form in PARTITIONS)
+    if not isinstance(spec, str):
+        raise DataError(f"partition must be one of {forms}, not {spec!r}")
+    kind, colon, text = spec.partition(":")
+    if spec == "iid":
+        return _iid, 0.0
+    if not colon or kind not in ("dirichlet", "inner-dirichlet", "pathological"):
+        raise DataError(f"unknown partition {spec!r}: valid are {forms}")
+    if kind == "pathological":
+        try:
+            number = int(text)
+        except ValueError:
+            number = 0
+        if number < 1:
+            raise DataError(f"K in partition {spec!r} must be a whole number of at least 1, not {text!r}")
+        return _pathological, number
+    try:
+        alpha = float(text)
+    except ValueError:
+        alpha = math.nan
+    if not (math.isfinite(alpha) and alpha > 0):
+        raise DataError(f"ALPHA in partition {spec!r} must be a finite number above 0, not {text!r}")
+    return (_dirichlet if kind == "dirichlet" else _inner_dirichlet), alpha
+
+
+def _run(partitioner: Any, labels: IntArray, num_clients: int) -> list[IntArray]:
+    """Return a library partitioner's result as positions in ``labels``."""
+    datasets = require("datasets")
+    partitioner.dataset = datasets.Dataset.from_dict({"label": labels, "row": np.arange(len(labels))})
+    with warnings.catch_warnings():
+        # They ask for changes of settings that are made here on purpose.
+        warnings.simplefilter("ignore", UserWarning)
+        return [
+            np.asarray(partitioner.load_partition(client)["row"][:], dtype=np.int64)
+            for client in range(num_clients)
+        ]
+
+
+def _iid(labels: IntArray, _: float, num_clients: int, seed: int) -> list[IntArray]:
+    library = require("flwr_datasets.partitioner")
+    return _run(library.IidPartitioner(num_clients), labels, num_clients)
+
+
+def _dirichlet(labels: IntArray, alpha: float, num_clients: int, seed: int) -> list[IntArray]:
+    library = require("flwr_datasets.partitioner")
+    minimum = max(1, min(_DIRICHLET_MINIMUM, len(labels) // (2 * num_clients)))
+
+    def draw(min_size: int) -> list[IntArray]:
+        partitioner = library.DirichletPartitioner(
+            num_partitions=num_clients,
+            partition_by="label",
+            alpha=alpha,
+            min_partition_size=min_size,
+            self_balancing=False,
+            seed=derive_seed(seed, "partition", "dirichlet"),
+        )
+        return _run(partitioner, labels, num_clients)
+
+    try:
+        return draw(minimum)
+    except ValueError:
+        _log.info(
+            "dirichlet:%g leaves clients with fewer than %d samples; they are topped up", alpha, minimum
+        )
+    return _top_up(draw(0), minimum, numpy_generator(seed, "partition", "top-up"))
+
+
+def _top_up(parts: list[IntArray], minimum: int, rng: np.random.Generator) -> list[IntArray]:
+    """Move random samples from the largest part to those below ``minimum``."""
+    rows = [rng.permutation(part).tolist() for part in parts]
+    for poor in rows:
+        while len(poor) < minimum:
+            poor.append(max(rows, key=len).pop())
+    return [np.asarray(row, dtype=np.int64) for row in rows]
+
+
+class _FlooredDirichlet(np.random.Generator):
+    """A generator whose Dirichlet draws are never 0.
+
+    `InnerDirichletPartitioner` renormalises a client's shares whenever a class runs out, and ends in NaN when
+    what remains are zeros. It takes a generator as its seed, which leaves the library itself untouched.
+    """
+
+    def dirichlet(self, alpha: Any, size: Any = None) -> Any:
+        shares = np.maximum(super().dirichlet(alpha, size), _PRIOR_FLOOR)
+        return shares / shares.sum(axis=-1, keepdims=True)
+
+
+def _inner_dirichlet(labels: IntArray, alpha: float, num_clients: int, seed: int) -> list[IntArray]:
+    library = require("flwr_datasets.partitioner")
+    sizes = [len(part) for part in np.array_split(labels, num_clients)]
+    generator = _FlooredDirichlet(np.random.PCG64(derive_seed(seed, "partition", "inner-dirichlet")))
+    partitioner = library.InnerDirichletPartitioner(
+        partition_sizes=sizes, partition_by="label", alpha=alpha, seed=generator
+    )
+    return _run(partitioner, labels, num_clients)
+
+
+def _pathological(labels: IntArray, number: float, num_clients: int, seed: int) -> list[IntArray]:
+    library = require("flwr_datasets.partitioner")
+    num_classes = int(labels.max()) + 1
+    if number > num_classes:
+        raise DataError(
+            f"K in partition 'pathological:{number}' must be at most the number of classes, {num_classes}"
+        )
+    partitioner = library.PathologicalPartitioner(
+        num_partitions=num_clients,
+        partition_by="label",
+        num_classes_per_partition=int(number),
+        class_assignment_mode="first-deterministic",
+        seed=derive_seed(seed, "partition", "pathological"),
+    )
+    try:
+        return _run(partitioner, labels, num_clients)
+    except ValueError as error:
+        raise DataError(
+            f"partition 'pathological:{number}' cannot be made for num_clients={num_clients}: a class would "
+            f"have to serve more clients than it has samples (the smallest has {np.bincount(labels).min()}); "
+            "use fewer clients or a smaller K"
+        ) from error

@@ -1,0 +1,350 @@
+"""An in-process ``Grid``: each node's ClientApp is called in this process, in turn or in threads.
+
+For debugging (a breakpoint in a client works), for tests (faults can be injected), and for small runs that
+need no Ray. With the same seed and number of torch threads the numbers are those of the Ray simulation.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Error,
+    Message,
+    MetricRecord,
+    RecordDict,
+)
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity
+
+from .config import ConfigError
+from .seeding import derive_seed
+
+__all__ = ["FAULTS", "GARBAGE", "Fault", "InlineGrid"]
+
+FAULTS = ("raise", "silent", "late", "garbage")
+_CLIENT_APP_RAISED_EXCEPTION = 2
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What goes wrong at one node.
+
+    Parameters
+    ----------
+    kind : str
+        ``"raise"``: the ClientApp raises; ``"silent"``: no answer ever; ``"late"``: the answer is there only
+        when the server no longer asks for it, after it has sent further messages; ``"garbage"``: the answer is
+        mutilated by ``garble``.
+    rounds : collection of int, optional
+        The rounds (Flower's ``group_id``) in which it happens; all if None. The handshake is spared.
+    garble : callable, optional
+        Changes the answer's content in place; all of :data:`GARBAGE` in turn if None.
+    """
+
+    kind: str
+    rounds: frozenset[int] | None = None
+    garble: Callable[[RecordDict], None] | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in FAULTS:
+            raise ConfigError(f"kind must be one of {', '.join(FAULTS)}, got {self.kind!r}")
+
+    def applies(self, message: Message) -> bool:
+        """Say whether it happens for this message."""
+        if message.metadata.message_type == "get_properties":
+            return False
+        return self.rounds is None or message.metadata.group_id in {str(r) for r in self.rounds}
+
+
+class InlineGrid(Grid):
+    """Runs a ClientApp for a number of nodes inside this process.
+
+    Parameters
+    ----------
+    client_app : ClientApp
+        As for Flower's simulation.
+    num_nodes : int
+        Number of nodes; node ids are not 0..N-1, as in Flower.
+    workers : int
+        Threads; 1 runs the nodes in turn.
+    node_configs : sequence of mapping, optional
+        Further entries of each node's config, beside ``partition-id`` and ``num-partitions``.
+    faults : mapping of int to Fault or sequence of Fault, optional
+        By partition id.
+    run_config : mapping, optional
+        What ``context.run_config`` holds.
+    seed : int
+        Of the node ids.
+
+    Attributes
+    ----------
+    contexts : dict
+        By node id, each node's ``Context``, whose state outlives the messages as in Flower. As in Flower's
+        simulation, what a call that raises did to the state is undone.
+    """
+
+    def __init__(
+        self,
+        client_app: ClientApp,
+        num_nodes: int,
+        *,
+        workers: int = 1,
+        node_configs: Sequence[Mapping[str, Any]] | None = None,
+        faults: Mapping[int, Fault | Sequence[Fault]] | None = None,
+        run_config: Mapping[str, Any] | None = None,
+        seed: int = 0,
+    ) -> None:
+        if num_nodes < 1 or workers < 1:
+            raise ConfigError(f"num_nodes and workers must be at least 1, got {num_nodes} and {workers}")
+        if node_configs is not None and len(node_configs) != num_nodes:
+            raise ConfigError(f"node_configs must have {num_nodes} entries, got {len(node_configs)}")
+        self._app = client_app
+        self._workers = workers
+        self._pool: ThreadPoolExecutor | None = None
+        self._faults = {
+            partition: (fault,) if isinstance(fault, Fault) else tuple(fault)
+            for partition, fault in (faults or {}).items()
+        }
+        self._counter = itertools.count(1)
+        self._pushes = 0
+        self._replies: dict[str, tuple[int, Message]] = {}
+        self._pending: dict[str, Future[None]] = {}
+        self._lock = threading.Lock()
+        _identify_process()
+        self.contexts: dict[int, Context] = {}
+        for partition in range(num_nodes):
+            node_id = derive_seed(seed, "node", partition)
+            extra = dict(node_configs[partition]) if node_configs is not None else {}
+            self.contexts[node_id] = Context(
+                run_id=TaskIdentity.run_id,
+                node_id=node_id,
+                node_config={"partition-id": partition, "num-partitions": num_nodes, **extra},
+                state=RecordDict(),
+                run_config=dict(run_config or {}),
+            )
+
+    # ------------------------------------------------------------------ Grid
+
+    def set_run(self, run: Any) -> None:
+        """Take no notice: there is one run."""
+
+    @property
+    def run(self) -> Any:
+        """Not available."""
+        raise NotImplementedError("an InlineGrid has no Run")
+
+    def create_message(
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
+        """Return a message; deprecated in Flower in favour of ``Message(...)``."""
+        return Message(
+            content, dst_node_id=dst_node_id, message_type=message_type, ttl=ttl, group_id=group_id
+        )
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Return the ids of all nodes."""
+        return list(self.contexts)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Run the ClientApp for each message, or hand it to the threads."""
+        self._pushes += 1
+        ids = []
+        for message in messages:
+            message_id = f"message-{next(self._counter)}"
+            message.metadata.__dict__["_message_id"] = message_id
+            ids.append(message_id)
+            if self._workers == 1:
+                self._handle(message, self._pushes)
+            else:
+                self._pending[message_id] = self._threads().submit(self._handle, message, self._pushes)
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Return the answers that are there."""
+        found = []
+        for message_id in list(message_ids):
+            future = self._pending.get(message_id)
+            if future is not None and future.done():
+                del self._pending[message_id]
+                future.result()
+            with self._lock:
+                there = self._replies.get(message_id)
+                if there is not None and there[0] <= self._pushes:
+                    found.append(self._replies.pop(message_id)[1])
+        return found
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        """Send and wait, as Flower's own loop does; a node that never answers costs no waiting here."""
+        waiting = set(self.push_messages(list(messages)))
+        for future in list(self._pending.values()):
+            future.result(timeout=timeout)
+        return self.pull_messages(waiting)
+
+    def close(self) -> None:
+        """End the threads, if there are any."""
+        if self._pool is not None:
+            self._pool.shutdown()
+            self._pool = None
+
+    # ------------------------------------------------------------------ nodes
+
+    def _threads(self) -> ThreadPoolExecutor:
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self._workers, thread_name_prefix="flwr-kd-node")
+        return self._pool
+
+    def _handle(self, message: Message, push: int) -> None:
+        node_id = message.metadata.dst_node_id
+        context = self.contexts.get(node_id)
+        if context is None:
+            raise KeyError(f"no node {node_id}")
+        faults = self._faults.get(int(context.node_config["partition-id"]), ())
+        fault = next((f for f in faults if f.applies(message)), None)
+        if fault is not None and fault.kind == "silent":
+            return
+        reply = self._call(message, context, fault)
+        with self._lock:
+            visible = push + 1 if fault is not None and fault.kind == "late" else push
+            self._replies[message.metadata.message_id] = (visible, reply)
+
+    def _call(self, message: Message, context: Context, fault: Fault | None) -> Message:
+        delivered = Message(_copied(message.content), dst_node_id=0, message_type="train")
+        delivered.__dict__["_metadata"] = message.metadata
+        # Worked on as a copy, so that a call that raises leaves no trace, as in Flower's simulation.
+        worked_on = Context(
+            run_id=context.run_id,
+            node_id=context.node_id,
+            node_config=dict(context.node_config),
+            state=_copied(context.state),
+            run_config=dict(context.run_config),
+        )
+        try:
+            if fault is not None and fault.kind == "raise":
+                raise RuntimeError("injected fault")
+            reply = self._app(delivered, worked_on)
+        except Exception as error:
+            reason = f"{type(error)}:<'{error}'>"
+            return Message(Error(_CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
+        context.state = worked_on.state
+        if fault is not None and fault.kind == "garbage":
+            number = int(message.metadata.message_id.rpartition("-")[2])
+            garble = fault.garble or list(GARBAGE.values())[number % len(GARBAGE)]
+            garble(reply.content)
+        return reply
+
+
+def _copied(content: RecordDict) -> RecordDict:
+    """Copy the records, not the arrays, which nobody changes in place."""
+    return RecordDict({key: type(record)(dict(record)) for key, record in content.items()})  # type: ignore[arg-type]
+
+
+def _identify_process() -> None:
+    """Give this process the identity that Flower's runtimes set and ``Message(...)`` asks for."""
+    if TaskIdentity._run_id is None:
+        TaskIdentity.run_id = 1
+    if TaskIdentity._node_id is None:
+        TaskIdentity.node_id = 1
+    if TaskIdentity._task_id is None:
+        TaskIdentity.task_id = 1
+
+
+# ---------------------------------------------------------------------- what a broken or hostile client sends
+
+
+def _random_payload(content: RecordDict) -> None:
+    for record in content.config_records.values():
+        if "payload" in record:
+            record["payload"] = bytes(range(256)) * 4
+
+
+def _no_payload(content: RecordDict) -> None:
+    for record in content.config_records.values():
+        record.pop("payload", None)
+
+
+def _payload_of_text(content: RecordDict) -> None:
+    for key in list(content.config_records):
+        if key.endswith("metrics"):
+            content.config_records[key]["payload"] = "not bytes"
+
+
+def _arrays_of_nan(content: RecordDict) -> None:
+    _replace_arrays(content, lambda a: np.full_like(a, np.nan) if a.dtype.kind == "f" else a)
+
+
+def _arrays_of_other_shape(content: RecordDict) -> None:
+    _replace_arrays(content, lambda a: np.zeros((*a.shape, 2), dtype=a.dtype))
+
+
+def _arrays_of_garbage(content: RecordDict) -> None:
+    for record in content.array_records.values():
+        for name in list(record):
+            record[name] = Array(dtype="", shape=(), stype="numpy.ndarray", data=b"\x93NUMPY garbage")
+
+
+def _fewer_arrays(content: RecordDict) -> None:
+    for record in content.array_records.values():
+        record.popitem()
+
+
+def _negative_examples(content: RecordDict) -> None:
+    content.metric_records["fitres.num_examples"] = MetricRecord({"num_examples": -1})
+
+
+def _metrics_of_nan(content: RecordDict) -> None:
+    for key in list(content.config_records):
+        if key.endswith("metrics"):
+            content.config_records[key]["train-loss"] = float("nan")
+
+
+def _no_records(content: RecordDict) -> None:
+    for key in list(content):
+        del content[key]
+
+
+def _other_records(content: RecordDict) -> None:
+    _no_records(content)
+    content["arrays"] = ArrayRecord([np.zeros(3)])
+    content["config"] = ConfigRecord({"a": 1})
+
+
+def _replace_arrays(content: RecordDict, change: Callable[[Any], Any]) -> None:
+    for record in content.array_records.values():
+        for name in list(record):
+            if name != "_empty":
+                record[name] = Array(change(record[name].numpy()))
+
+
+GARBAGE: dict[str, Callable[[RecordDict], None]] = {
+    "random-payload": _random_payload,
+    "no-payload": _no_payload,
+    "payload-of-text": _payload_of_text,
+    "arrays-of-nan": _arrays_of_nan,
+    "arrays-of-other-shape": _arrays_of_other_shape,
+    "arrays-of-garbage": _arrays_of_garbage,
+    "fewer-arrays": _fewer_arrays,
+    "negative-examples": _negative_examples,
+    "metrics-of-nan": _metrics_of_nan,
+    "no-records": _no_records,
+    "other-records": _other_records,
+}
+"""Ways to mutilate an answer. Not each harms each method: without a payload, a random one changes nothing."""

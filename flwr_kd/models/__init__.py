@@ -1,0 +1,6 @@
+"""Models that show their features: a feature extractor, and a classifier on top of it."""
+
+from flwr_kd.models.feature import FeatureModel, as_feature_model, count_parameters
+from flwr_kd.models.zoo import MODELS, build_model
+
+__all__ = ["MODELS", "FeatureModel", "as_feature_model", "build_model", "count_parameters"]

@@ -1,0 +1,312 @@
+"""The networks that the papers use, by name, for small images of any size and channel count."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from flwr_kd.models.feature import FeatureModel
+
+__all__ = ["MODELS", "build_model"]
+
+# torchvision's stems divide the side by four. Below this side that leaves single pixels to the first stage
+# or the second: such images go through the same stem weights without any stride.
+_STRIDED_STEM_FROM = 16
+
+
+def build_model(
+    name: str,
+    *,
+    input_shape: tuple[int, ...],
+    num_classes: int,
+    seed: int,
+    feature_dim: int | None = None,
+) -> FeatureModel:
+    """Build a model with random weights that depend on nothing but the arguments.
+
+    ============ ====================================================== ======== =============
+    name         extractor                                              `D`      smallest side
+    ============ ====================================================== ======== =============
+    alexnet      AlexNet's five convolutions with small kernels and
+                 strides, a layer of 1024, dropout                      512      8
+    cnn          McMahan et al. 2017: two 5×5 convolutions, 32 and 64   512      4
+    lenet        LeNet-5 with ReLU and max pooling                      84       4
+    mlp          a hidden layer of 200; takes input of any shape        64       any
+    resnet18     torchvision's, its stem included                       64       8
+    resnet32     He et al. 2016 for CIFAR: 3 stages of 5 blocks         64       4
+    resnet8      the same with 1 block in each stage                    64       4
+    shufflenet   torchvision's ShuffleNetV2 x1.0, its stem included     32       8
+    ============ ====================================================== ======== =============
+
+    The head is one ``Linear(D, C)``. Before it comes, in every model, a ``Linear`` to ``D`` and a ReLU (the
+    "feature layer"): features are never negative. Only ``resnet8`` and ``resnet32`` with ``feature_dim`` 64
+    or unset add no such layer: there the pooled channels, after the last block's ReLU, are the features.
+
+    Channels: the first convolution has as many input channels as the image, so that a 1-channel ``resnet18``
+    has fewer parameters than the printed 3-channel count. Sides below 16: ``resnet18`` and ``shufflenet``
+    keep all weights, but their stem has stride 1 and does not pool.
+
+    Parameters
+    ----------
+    name
+        One of `MODELS`.
+    input_shape
+        Shape of one example without the batch: ``(channels, height, width)``; any shape for ``mlp``.
+    num_classes
+        ``C``, at least 2.
+    seed
+        In ``[0, 2**63)``. The same seed gives the same weights.
+    feature_dim
+        ``D``, at least 1; the table's where None.
+
+    Returns
+    -------
+    FeatureModel
+        In training mode, on the CPU, in the default dtype.
+
+    Raises
+    ------
+    TypeError
+        If a size or the seed is not an int.
+    ValueError
+        If the name is unknown, a number is out of its range, or the model cannot take the input's shape.
+    ImportError
+        If ``resnet18`` or ``shufflenet`` is asked for and torchvision is not installed.
+
+    Notes
+    -----
+    The layers initialise themselves as they are written in torch and torchvision, but from a private
+    generator: torch's global one is neither read nor changed, and threads may build at the same time.
+    Nothing is ever downloaded.
+
+    With BatchNorm, a training batch of one raises in torch where a stage has shrunk to one pixel
+    (``resnet18`` and ``shufflenet`` at sides up to 32): drop or merge a last batch of one. ``alexnet`` in
+    training mode draws its dropout masks from torch's global generator; no model draws in evaluation mode.
+
+    Examples
+    --------
+    >>> model = build_model("lenet", input_shape=(1, 28, 28), num_classes=10, seed=0)
+    >>> model.features(torch.zeros(2, 1, 28, 28)).shape
+    torch.Size([2, 84])
+    """
+    if name not in _BUILDERS:
+        raise ValueError(f"name must be one of {', '.join(MODELS)}, got {name!r}")
+    spec = _BUILDERS[name]
+    shape = _check_shape(name, spec, input_shape)
+    _check_int("num_classes", num_classes, 2)
+    _check_int("seed", seed, 0, 2**63)
+    width = spec.feature_dim
+    if feature_dim is not None:
+        _check_int("feature_dim", feature_dim, 1)
+        width = feature_dim
+    with torch.device("cpu"), _DrawFrom(torch.Generator().manual_seed(seed)):
+        return FeatureModel(spec.extractor(shape, width), nn.Linear(width, num_classes))
+
+
+class _DrawFrom(TorchFunctionMode):
+    """Let layers initialise themselves as torch and torchvision wrote it, but from a private generator.
+
+    Layers take no generator, and forking the global one would not keep threads apart. A mode is the thread's
+    own.
+    """
+
+    def __init__(self, generator: torch.Generator) -> None:
+        super().__init__()
+        self.generator = generator
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        # functions of nn.init arrive whole and always name their generator, here None
+        draws = "generator" in kwargs or func in (Tensor.uniform_, Tensor.normal_)
+        if draws and kwargs.get("generator") is None:
+            kwargs["generator"] = self.generator
+        return func(*args, **kwargs)
+
+
+def _feature_layer(inputs: int, width: int) -> nn.Sequential:
+    """Make the last layer of an extractor: the one place that says what a feature is."""
+    return nn.Sequential(nn.Linear(inputs, width), nn.ReLU())
+
+
+def _mlp(shape: Sequence[int], width: int) -> nn.Module:
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(math.prod(shape), 200), nn.ReLU(), *_feature_layer(200, width)
+    )
+
+
+def _cnn(shape: Sequence[int], width: int) -> nn.Module:
+    channels, height, breadth = shape
+    return nn.Sequential(
+        *(nn.Conv2d(channels, 32, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(32, 64, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
+        nn.Flatten(),
+        *_feature_layer(64 * (height // 4) * (breadth // 4), width),
+    )
+
+
+def _lenet(shape: Sequence[int], width: int) -> nn.Module:
+    # LeNet-5 is made for 32×32. Smaller images are padded by two all around (28×28 then gives the same 5×5
+    # maps); below 16 the second convolution is padded too, or it would leave nothing.
+    channels, *sides = shape
+    first, second = (2 if min(sides) < limit else 0 for limit in (32, 16))
+    height, breadth = (((side - 4 + 2 * first) // 2 - 4 + 2 * second) // 2 for side in sides)
+    return nn.Sequential(
+        *(nn.Conv2d(channels, 6, 5, padding=first), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(6, 16, 5, padding=second), nn.ReLU(), nn.MaxPool2d(2)),
+        nn.Flatten(),
+        *(nn.Linear(16 * height * breadth, 120), nn.ReLU()),
+        *_feature_layer(120, width),
+    )
+
+
+def _alexnet(shape: Sequence[int], width: int) -> nn.Module:
+    channels, height, breadth = shape
+    return nn.Sequential(
+        *(nn.Conv2d(channels, 64, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(64, 192, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(192, 384, 3, padding=1), nn.ReLU()),
+        *(nn.Conv2d(384, 256, 3, padding=1), nn.ReLU()),
+        *(nn.Conv2d(256, 256, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+        nn.Flatten(),
+        *(nn.Dropout(), nn.Linear(256 * (height // 8) * (breadth // 8), 1024), nn.ReLU()),
+        *(nn.Dropout(), *_feature_layer(1024, width)),
+    )
+
+
+class _BasicBlock(nn.Module):
+    """Two 3×3 convolutions and a shortcut without parameters (option A of He et al. 2016)."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(outputs)
+        self.stride = stride
+        self.added = outputs - inputs
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
+        if self.added or self.stride != 1:
+            before = self.added // 2
+            x = F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, before, self.added - before))
+        return F.relu(out + x)
+
+
+def _cifar_resnet(blocks: int) -> Callable[[Sequence[int], int], nn.Module]:
+    def build(shape: Sequence[int], width: int) -> nn.Module:
+        stages: list[tuple[str, nn.Module]] = []
+        inputs = 16
+        for number, outputs in enumerate((16, 32, 64), start=1):
+            first = _BasicBlock(inputs, outputs, stride=1 if number == 1 else 2)
+            rest = [_BasicBlock(outputs, outputs, stride=1) for _ in range(blocks - 1)]
+            stages.append((f"stage{number}", nn.Sequential(first, *rest)))
+            inputs = outputs
+        stem = nn.Sequential(nn.Conv2d(shape[0], 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU())
+        pool = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        net = nn.Sequential(OrderedDict([("stem", stem), *stages, ("pool", pool)]))
+        for module in net.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        if width != inputs:
+            net.add_module("neck", _feature_layer(inputs, width))
+        return net
+
+    return build
+
+
+def _resnet18(shape: Sequence[int], width: int) -> nn.Module:
+    net = _torchvision("resnet18")(weights=None)
+    if shape[0] != 3:
+        net.conv1 = nn.Conv2d(shape[0], 64, 7, stride=2, padding=3, bias=False)
+        nn.init.kaiming_normal_(net.conv1.weight, mode="fan_out", nonlinearity="relu")
+    return _backbone(net, net.conv1, shape, width)
+
+
+def _shufflenet(shape: Sequence[int], width: int) -> nn.Module:
+    net = _torchvision("shufflenet_v2_x1_0")(weights=None)
+    if shape[0] != 3:
+        net.conv1[0] = nn.Conv2d(shape[0], 24, 3, stride=2, padding=1, bias=False)
+    return _backbone(net, net.conv1[0], shape, width)
+
+
+def _backbone(net: Any, stem: nn.Conv2d, shape: Sequence[int], width: int) -> nn.Module:
+    """Replace a torchvision net's last layer by ours, and spare small images the strides of its stem."""
+    inputs = net.fc.in_features
+    net.fc = nn.Identity()
+    if min(shape[1:]) < _STRIDED_STEM_FROM:
+        stem.stride = (1, 1)
+        net.maxpool = nn.Identity()
+    return nn.Sequential(OrderedDict([("backbone", net), ("neck", _feature_layer(inputs, width))]))
+
+
+def _torchvision(name: str) -> Callable[..., Any]:
+    try:
+        from torchvision import models
+    except ImportError as error:
+        raise ImportError(
+            f"{name} is torchvision's, which is not installed: pip install 'flwr-kd[simulation]'"
+        ) from error
+    return cast(Callable[..., Any], getattr(models, name))
+
+
+@dataclass(frozen=True)
+class _Spec:
+    extractor: Callable[[Sequence[int], int], nn.Module]
+    feature_dim: int
+    # None: takes any shape
+    smallest_side: int | None
+
+
+_BUILDERS = {
+    "alexnet": _Spec(_alexnet, 512, 8),
+    "cnn": _Spec(_cnn, 512, 4),
+    "lenet": _Spec(_lenet, 84, 4),
+    "mlp": _Spec(_mlp, 64, None),
+    "resnet18": _Spec(_resnet18, 64, 8),
+    "resnet32": _Spec(_cifar_resnet(5), 64, 4),
+    "resnet8": _Spec(_cifar_resnet(1), 64, 4),
+    "shufflenet": _Spec(_shufflenet, 32, 8),
+}
+
+MODELS: tuple[str, ...] = tuple(sorted(_BUILDERS))
+"""Names that `build_model` takes."""
+
+
+def _check_shape(name: str, spec: _Spec, shape: Sequence[int]) -> tuple[int, ...]:
+    if isinstance(shape, str) or not isinstance(shape, Sequence):
+        raise TypeError(f"input_shape must be a tuple of ints, got {shape!r}")
+    for size in shape:
+        if isinstance(size, bool) or not isinstance(size, int):
+            raise TypeError(f"input_shape must be a tuple of ints, got {shape!r}")
+    sizes = tuple(shape)
+    if not sizes or min(sizes) < 1:
+        raise ValueError(f"input_shape must have at least one size and all at least 1, got {sizes}")
+    smallest = spec.smallest_side
+    if smallest is None:
+        return sizes
+    if len(sizes) != 3:
+        raise ValueError(f"{name} takes an input_shape (channels, height, width), got {sizes}")
+    if min(sizes[1:]) < smallest:
+        raise ValueError(
+            f"{name} cannot take {sizes[1]}x{sizes[2]} images: its smallest is {smallest}x{smallest}"
+        )
+    return sizes
+
+
+def _check_int(name: str, value: int, low: int, high: int | None = None) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be an int, got {value!r}")
+    if value < low or (high is not None and value >= high):
+        limit = f"at least {low}" if high is None else f"in [{low}, {high})"
+        raise ValueError(f"{name} must be {limit}, got {value}")

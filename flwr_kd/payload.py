@@ -1,0 +1,290 @@
+"""Typed messages to bytes and back: what clients and server tell each other besides weights.
+
+A payload is a frozen dataclass of named arrays and scalars. Its bytes are a `safetensors` file (no pickle),
+whose metadata holds the message's name and schema version. Decoding trusts nothing: name, version, fields,
+dtypes and shapes must be what the receiver expects, and floats must be finite.
+
+Examples
+--------
+>>> import numpy as np
+>>> @dataclass(frozen=True, eq=False)
+... class SoftPredictions(Payload, schema="example.soft-predictions", version=1):
+...     probabilities: np.ndarray = array("float32", "N C")
+...     temperature: float = 1.0
+>>> sent = SoftPredictions(np.full((2, 4), 0.25, dtype=np.float32))
+>>> received = SoftPredictions.from_bytes(sent.to_bytes(), dims={"C": 4})
+>>> received == sent
+True
+>>> SoftPredictions.from_bytes(sent.to_bytes(), dims={"C": 10})
+Traceback (most recent call last):
+flwr_kd.payload.PayloadError: example.soft-predictions: field 'probabilities' has shape [2, 4], expected [N=2, C=10]
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from safetensors import SafetensorError, deserialize
+from safetensors.numpy import save
+
+__all__ = ["MAX_PAYLOAD_BYTES", "ArraySpec", "Payload", "PayloadError", "array"]
+
+MAX_PAYLOAD_BYTES = 256 * 1024**2
+"""Largest payload in bytes, unless set otherwise. Flower chunks arrays, but not config records."""
+
+DTYPES = (
+    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    *("float16", "float32", "float64"),
+)
+_SAFETENSORS_DTYPES = {
+    **{"BOOL": "bool", "F16": "float16", "F32": "float32", "F64": "float64"},
+    **{f"I{bits}": f"int{bits}" for bits in (8, 16, 32, 64)},
+    **{f"U{bits}": f"uint{bits}" for bits in (8, 16, 32, 64)},
+}
+
+
+class PayloadError(ValueError):
+    """A message, or something in it, is not what the receiver expects or the sender may send."""
+
+
+@dataclass(frozen=True)
+class ArraySpec:
+    """Expected dtype and shape of an array field.
+
+    Parameters
+    ----------
+    dtype : str
+        Name of a numpy dtype (one of bool, int8-64, uint8-64, float16-64), or ``"*"`` for any of these.
+    shape : tuple of str
+        One entry per axis: a number, or a letter that must mean the same size in all fields of the message.
+        A last entry ``"..."`` admits any further axes.
+    """
+
+    dtype: str
+    shape: tuple[str, ...]
+
+    def describe(self, dims: Mapping[str, int]) -> str:
+        """Return the shape for an error message, with the sizes that are known."""
+        return "[" + ", ".join(f"{d}={dims[d]}" if d in dims else d for d in self.shape) + "]"
+
+
+def array(dtype: str, shape: str) -> Any:
+    """Declare an array field of a :class:`Payload`, for example ``array("float32", "N C")``."""
+    axes = tuple(shape.split())
+    if dtype != "*" and dtype not in DTYPES:
+        raise TypeError(f"dtype must be '*' or one of {', '.join(DTYPES)}, got {dtype!r}")
+    return dataclasses.field(metadata={"array": ArraySpec(dtype, axes)})
+
+
+class Payload:
+    """Base of all messages; see the module's example for how one is written.
+
+    Subclasses are declared with ``@dataclass(frozen=True, eq=False)`` and the class arguments ``schema`` (the
+    message's name, unique) and ``version`` (raised when fields change). Fields are arrays, made by
+    :func:`array`, and scalars of type int, float, bool or str. :meth:`check` may add rules of its own.
+
+    Raises
+    ------
+    PayloadError
+        At construction, encoding and decoding alike, if a field is not of its declared kind.
+    """
+
+    schema: ClassVar[str] = ""
+    version: ClassVar[int] = 1
+    hint: ClassVar[str] = ""
+    """What would make the message smaller; shown when it is too large."""
+
+    def __init_subclass__(cls, schema: str = "", version: int = 1, hint: str = "") -> None:
+        cls.schema, cls.version, cls.hint = schema, version, hint
+
+    def __post_init__(self) -> None:
+        self._validate({})
+
+    def check(self) -> None:
+        """Raise :class:`PayloadError` where fields contradict each other; nothing to check by default."""
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the encoded message in bytes."""
+        return len(self.to_bytes(max_bytes=None))
+
+    def __eq__(self, other: object) -> bool:
+        if type(self) is not type(other):
+            return NotImplemented
+        assert isinstance(other, Payload)
+        return all(_same(a, b) for a, b in zip(self._values(), other._values(), strict=True))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def to_bytes(self, *, max_bytes: int | None = MAX_PAYLOAD_BYTES) -> bytes:
+        """Encode the message.
+
+        Parameters
+        ----------
+        max_bytes : int or None
+            Largest size allowed; None for no limit.
+
+        Raises
+        ------
+        PayloadError
+            If the message is larger; the text names the size, the largest field and what would help.
+        """
+        arrays = {
+            n: np.ascontiguousarray(getattr(self, n)).reshape(np.shape(getattr(self, n)))
+            for n in _specs(self)
+        }
+        size = sum(value.nbytes for value in arrays.values())
+        if max_bytes is not None and size > max_bytes:
+            largest = max(arrays, key=lambda name: arrays[name].nbytes)
+            raise PayloadError(
+                f"{self.schema}: {size / 1024**2:.1f} MiB is more than max_payload_bytes = "
+                f"{max_bytes / 1024**2:.1f} MiB; largest field {largest!r} {list(arrays[largest].shape)} has "
+                f"{arrays[largest].nbytes / 1024**2:.1f} MiB" + (f"; {self.hint}" if self.hint else "")
+            )
+        scalars = {name: getattr(self, name) for name in _scalars(type(self))}
+        metadata = {"schema": self.schema, "version": str(self.version), "scalars": json.dumps(scalars)}
+        return save(arrays, metadata=metadata)
+
+    @classmethod
+    def from_bytes(
+        cls,
+        data: bytes,
+        *,
+        dims: Mapping[str, int] | None = None,
+        max_bytes: int | None = MAX_PAYLOAD_BYTES,
+    ) -> Self:
+        """Decode and check a message.
+
+        Parameters
+        ----------
+        data : bytes
+            What :meth:`to_bytes` made, or anything else that a peer may have sent.
+        dims : mapping of str to int, optional
+            Sizes that the receiver knows, by the letters of the array fields' shapes.
+        max_bytes : int or None
+            Largest size accepted.
+
+        Raises
+        ------
+        PayloadError
+            If the bytes are anything but this message with the expected dtypes, shapes and finite floats.
+        """
+        if not isinstance(data, bytes | bytearray):
+            raise PayloadError(f"{cls.schema}: payload must be bytes, got {type(data).__name__}")
+        if max_bytes is not None and len(data) > max_bytes + 1024**2:
+            raise PayloadError(
+                f"{cls.schema}: {len(data)} bytes is more than max_payload_bytes = {max_bytes}"
+            )
+        try:
+            tensors = deserialize(bytes(data))  # type: ignore[no-untyped-call]
+            metadata = _metadata(bytes(data))
+        except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
+            raise PayloadError(f"{cls.schema}: payload is not a safetensors message ({error})") from None
+        if metadata.get("schema") != cls.schema:
+            raise PayloadError(
+                f"{cls.schema}: expected this message, got {str(metadata.get('schema'))[:80]!r}"
+            )
+        if metadata.get("version") != str(cls.version):
+            raise PayloadError(
+                f"{cls.schema}: expected schema version {cls.version}, got {str(metadata.get('version'))[:20]}; "
+                "client and server need the same version of flwr-kd"
+            )
+        values: dict[str, Any] = {}
+        for name, tensor in tensors:
+            dtype = _SAFETENSORS_DTYPES.get(tensor["dtype"])
+            if dtype is None:
+                raise PayloadError(
+                    f"{cls.schema}: field {name[:80]!r} has dtype {tensor['dtype']}, not supported"
+                )
+            values[name] = np.frombuffer(tensor["data"], dtype=dtype).reshape(tensor["shape"])
+        try:
+            scalars = json.loads(metadata.get("scalars", "{}"))
+        except (ValueError, RecursionError):
+            scalars = None
+        if not isinstance(scalars, dict) or set(scalars) & set(values):
+            raise PayloadError(f"{cls.schema}: scalars are not a mapping of their own")
+        values.update(scalars)
+        expected = {item.name for item in dataclasses.fields(cls)}  # type: ignore[arg-type]
+        if set(values) != expected:
+            missing, extra = sorted(expected - set(values)), sorted(set(values) - expected)
+            raise PayloadError(f"{cls.schema}: fields missing {missing}, not expected {str(extra)[:200]}")
+        message = cls(**values)
+        message._validate(dims or {})
+        return message
+
+    def _values(self) -> list[Any]:
+        return [getattr(self, item.name) for item in dataclasses.fields(self)]  # type: ignore[arg-type]
+
+    def _validate(self, dims: Mapping[str, int]) -> None:
+        sizes = dict(dims)
+        for name, spec in _specs(self).items():
+            _check_array(self.schema, name, getattr(self, name), spec, sizes)
+        for name, kind in _scalars(type(self)).items():
+            value = getattr(self, name)
+            if kind is float and type(value) is int:
+                value = float(value)
+                object.__setattr__(self, name, value)
+            if type(value) is not kind:
+                raise PayloadError(
+                    f"{self.schema}: field {name!r} must be {kind.__name__}, got {type(value).__name__}"
+                )
+            if isinstance(value, float) and not math.isfinite(value):
+                raise PayloadError(f"{self.schema}: field {name!r} must be finite, got {value}")
+        self.check()
+
+
+def _specs(payload: Payload) -> dict[str, ArraySpec]:
+    fields = dataclasses.fields(payload)  # type: ignore[arg-type]
+    return {item.name: item.metadata["array"] for item in fields if "array" in item.metadata}
+
+
+def _scalars(cls: type[Payload]) -> dict[str, type]:
+    fields = [item for item in dataclasses.fields(cls) if "array" not in item.metadata]  # type: ignore[arg-type]
+    # Annotations are texts under `from __future__ import annotations`; only these four kinds can travel.
+    kinds: dict[Any, type] = {"int": int, "float": float, "bool": bool, "str": str}
+    kinds |= {kind: kind for kind in kinds.values()}
+    for item in fields:
+        if item.type not in kinds:
+            raise TypeError(f"{cls.__name__}.{item.name} must be int, float, bool, str or made by array()")
+    return {item.name: kinds[item.type] for item in fields}
+
+
+def _check_array(schema: str, name: str, value: Any, spec: ArraySpec, sizes: dict[str, int]) -> None:
+    where = f"{schema}: field {name!r}"
+    if not isinstance(value, np.ndarray):
+        raise PayloadError(f"{where} must be a numpy array, got {type(value).__name__}")
+    if value.dtype.name not in DTYPES or (spec.dtype != "*" and value.dtype.name != spec.dtype):
+        raise PayloadError(f"{where} has dtype {value.dtype.name}, expected {spec.dtype}")
+    axes = spec.shape
+    open_ended = bool(axes) and axes[-1] == "..."
+    axes = axes[:-1] if open_ended else axes
+    shape = value.shape
+    fits = len(shape) >= len(axes) if open_ended else len(shape) == len(axes)
+    if fits:
+        for axis, size in zip(axes, shape, strict=False):
+            fits = fits and size == (int(axis) if axis.isdigit() else sizes.setdefault(axis, size))
+    if not fits:
+        raise PayloadError(f"{where} has shape {list(shape)}, expected {spec.describe(sizes)}")
+    if value.dtype.kind == "f" and not np.isfinite(value).all():
+        raise PayloadError(f"{where} has {int((~np.isfinite(value)).sum())} values that are not finite")
+
+
+def _metadata(data: bytes) -> dict[str, Any]:
+    (length,) = struct.unpack("<Q", data[:8])
+    metadata = json.loads(data[8 : 8 + length]).get("__metadata__", {})
+    if not isinstance(metadata, dict):
+        raise ValueError("metadata is not a mapping")
+    return metadata
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, np.ndarray):
+        return bool(a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes())
+    return bool(a == b)

@@ -1,0 +1,195 @@
+"""Curves of a comparison over rounds, as a PNG."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from flwr_kd.results import Comparison, ResultError, RunResult
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["figure", "plot"]
+
+# Okabe and Ito's colours, told apart with the common colour blindnesses; without yellow, too pale for a line.
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+_STYLES = ("-", "--", ":", "-.")
+_FEW_ROUNDS = 15
+_FEW_SEEDS = 10
+_LEAST_HEIGHT = 10.0
+_PANELS = (
+    ("local_accuracy", "local accuracy", "clients' own models, own test splits"),
+    ("global_accuracy", "global accuracy", "aggregated model, common test set"),
+)
+
+
+def plot(comparison: Comparison, path: Path) -> Path:
+    """Write the :func:`figure` of a comparison to a PNG.
+
+    Parameters
+    ----------
+    comparison : Comparison
+        With at least one run.
+    path : Path
+        The PNG to write, whatever its suffix. Its directory is made if it does not exist; a file that is
+        there is overwritten.
+
+    Returns
+    -------
+    Path
+        ``path``.
+
+    Raises
+    ------
+    ResultError
+        There is no run to draw.
+    ImportError
+        ``matplotlib`` is not installed.
+    """
+    drawn = figure(comparison)
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    drawn.savefig(path, format="png")
+    return path
+
+
+def figure(comparison: Comparison) -> Figure:
+    """Draw local and global accuracy over rounds, one line per method.
+
+    A line is the mean over seeds, its band ± one standard deviation (ddof = 1; none where fewer than two
+    seeds have a value). A round without a value is left out: the line goes on to the next that has one. A
+    method without any value in a panel, such as one that has no global model, is named below that panel
+    instead. Neither pyplot nor the caller's backend is touched.
+
+    Parameters
+    ----------
+    comparison : Comparison
+        With at least one run.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+        Two axes, local and global accuracy in percent, and a legend beside them. It belongs to no window.
+
+    Raises
+    ------
+    ResultError
+        There is no run to draw.
+    ImportError
+        ``matplotlib`` is not installed.
+    """
+    if not comparison.runs:
+        raise ResultError("runs is empty: there is nothing to plot")
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+        from matplotlib.layout_engine import ConstrainedLayoutEngine
+        from matplotlib.lines import Line2D
+    except ImportError as error:
+        raise ImportError("plots need matplotlib: pip install 'flwr-kd[simulation]'") from error
+
+    methods = comparison.by_method()
+    styles: dict[str, dict[str, Any]] = {
+        name: {
+            "color": _COLOURS[index % len(_COLOURS)],
+            "linestyle": _STYLES[index // len(_COLOURS) % len(_STYLES)],
+        }
+        for index, name in enumerate(methods)
+    }
+    layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12)
+    drawn = Figure(figsize=(11, max(4.6, 1 + 0.22 * len(methods))), dpi=150, layout=layout)
+    FigureCanvasAgg(drawn)
+    panels: Sequence[Axes] = drawn.subplots(1, 2, sharex=True, sharey=True)
+    for axes, (metric, title, meaning) in zip(panels, _PANELS, strict=True):
+        absent = [name for name, runs in methods.items() if not _draw(axes, runs, metric, styles[name])]
+        axes.set_title(f"{title}\n", fontsize=11)
+        axes.text(0.5, 1.02, meaning, transform=axes.transAxes, ha="center", fontsize=8.5, color="0.35")
+        _decorate(axes, title, absent, everything=len(absent) == len(methods))
+    low, high = panels[0].get_ylim()
+    # Without a least height, half a point of noise looks like a difference.
+    missing = max(0.0, _LEAST_HEIGHT - (high - low)) / 2
+    panels[0].set_ylim(max(low - missing, -2.0), min(high + missing, 102.0))
+
+    handles = [Line2D([], [], **style) for style in styles.values()]
+    legend = drawn.legend(handles, list(methods), loc="outside right center", frameon=False)
+    heading = drawn.suptitle(_heading(comparison), fontsize=12)
+    # A "$" in a path or a name is a character, not mathematics.
+    for text in (heading, *legend.get_texts()):
+        text.set_parse_math(False)
+    return drawn
+
+
+def _draw(axes: Axes, runs: Sequence[RunResult], metric: str, style: dict[str, Any]) -> bool:
+    """Draw one method; return whether it had anything to draw."""
+    rounds, values = _curves(runs, metric)
+    if not rounds.size:
+        return False
+    mean = np.nanmean(values, axis=0)
+    marker: dict[str, Any] = {"marker": "o", "markersize": 3.5} if rounds.size <= _FEW_ROUNDS else {}
+    axes.plot(rounds, mean, linewidth=1.6, **style, **marker)
+    several = (~np.isnan(values)).sum(axis=0) > 1
+    if several.any():
+        std = np.nanstd(values[:, several], axis=0, ddof=1)
+        centre = mean[several]
+        axes.fill_between(
+            rounds[several],
+            np.maximum(centre - std, 0.0),
+            np.minimum(centre + std, 100.0),
+            color=style["color"],
+            alpha=0.15,
+            linewidth=0,
+        )
+    return True
+
+
+def _curves(runs: Sequence[RunResult], metric: str) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+    """Return the rounds ``[R]`` in which a seed has a value, and those in percent ``[S, R]``, else NaN."""
+    series = [
+        {each.round: getattr(each, metric) for each in run.rounds if getattr(each, metric) is not None}
+        for run in runs
+    ]
+    rounds = sorted(set().union(*series))
+    values = [[100 * curve.get(number, np.nan) for number in rounds] for curve in series]
+    return np.array(rounds, dtype=np.int64), np.array(values, dtype=np.float64)
+
+
+def _decorate(axes: Axes, title: str, absent: Sequence[str], *, everything: bool) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    is_global = title == "global accuracy"
+    axes.xaxis.set_major_locator(MaxNLocator(steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
+    axes.tick_params(labelleft=True)
+    axes.set_ylabel(f"{title} (%)")
+    label = "round"
+    if absent and not everything:
+        reason = "no global model" if is_global else "not measured"
+        label += "\n" + textwrap.fill(f"{reason}: {', '.join(absent)}", 60)
+    axes.set_xlabel(label).set_parse_math(False)
+    axes.grid(visible=True, color="0.9", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    if everything:
+        message = "no method here has a global model" if is_global else f"{title} was not measured"
+        axes.text(0.5, 0.5, message, transform=axes.transAxes, ha="center", va="center", color="0.35")
+
+
+def _heading(comparison: Comparison) -> str:
+    config = comparison.config
+    parts = [str(config[name]) for name in ("dataset", "partition") if config.get(name) is not None]
+    if config.get("clients") is not None:
+        parts.append(f"{config['clients']} clients")
+    seeds = sorted({run.seed for run in comparison.runs})
+    if len(seeds) > _FEW_SEEDS:
+        parts.append(f"{len(seeds)} seeds")
+    else:
+        parts.append(f"seed{'' if len(seeds) == 1 else 's'} {', '.join(map(str, seeds))}")
+    if len(seeds) > 1:
+        parts.append("mean ± std")
+    return textwrap.fill(" · ".join(parts), 110)

@@ -1,0 +1,450 @@
+"""What Gaussian noise on class means protects, and what it does not.
+
+A client that sends the mean representation of a class, ``[D]``, over its ``N`` samples of that class, whose
+elements lie in ``[-ζ, ζ]``, adds noise of standard deviation ``(2ζ/N)·σ`` to each element (FedHKD, eq. 7;
+``2ζ/N`` is the sensitivity of one element, Lemma 1). The paper states the privacy of one element in one
+round. A client sends ``D`` elements, of every class that it shares, in every round that it takes part in.
+
+**From one element to a run.** Exchanging one sample moves each element of a class mean by at most ``2ζ/N``,
+so the vector by at most ``√D·2ζ/N`` in Euclidean length, while the noise of each element stays ``(2ζ/N)·σ``:
+the vector is released with a noise multiplier (noise over sensitivity) of ``σ/√D``. Gaussian releases compose
+exactly, also when later ones depend on earlier ones: ``T`` rounds in which one sample touches ``c`` classes
+are one release with multiplier ``σ/√(D·c·T)``. Its ε is computed exactly rather than bounded.
+
+=====================================  ====================  ==========================================
+what is released                       noise multiplier      field of :class:`Budget`
+=====================================  ====================  ==========================================
+one element, one round                 ``σ``                 ``paper_epsilon`` (the paper's bound) and
+                                                             ``element_epsilon`` (exact)
+the ``D`` elements of a class, once    ``σ/√D``              ``vector_epsilon``
+``c`` classes, ``T`` rounds            ``σ/√(D·c·T)``        ``total_epsilon``
+=====================================  ====================  ==========================================
+
+**Adjacent data sets.** The numbers hold for two data sets that differ in the content of one sample and not in
+its label (``classes=1``): a sample belongs to one class, and the other classes' means are then the same, so
+classes compose in parallel. If the label may change as well, the sample leaves one mean and enters another
+(``classes=2``). Lemma 1 is proved for a sample that is added or removed. In that case, and with
+``classes=2``, the counts of the classes change, and with them the scale of the noise; a client that sends its
+counts in the clear then gives the change away, whatever σ is. Those two cases are covered only if counts are
+taken as public and the noise of every class is scaled by one public lower bound of ``N``, which
+:func:`noise_std` does when it is given that bound as ``count``.
+
+**Sampling of clients** is taken to give no amplification: the server knows who took part. ``rounds`` is the
+number of rounds in which a client sends, not those of the run.
+
+:data:`ASSUMPTIONS` and :data:`NOT_COVERED` say in one line each what else a user must know.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from flwr_kd.config import ConfigError
+
+__all__ = [
+    "ASSUMPTIONS",
+    "NOT_COVERED",
+    "Budget",
+    "budget",
+    "composed_epsilon",
+    "gaussian_epsilon",
+    "gaussian_sigma",
+    "mean_sensitivity",
+    "noise_std",
+]
+
+ASSUMPTIONS: tuple[str, ...] = (
+    "every element of every representation lies in [-bound, bound]: only clipping makes sure of that; batch "
+    "normalisation keeps about 99.7 % of the elements within 3",
+    "the feature extractor does not depend on the sample in question: an extractor trained on it moves every "
+    "sample's representation, and then the sensitivity of a mean is up to 2*bound, not 2*bound/count",
+    "the class counts are public: neighbouring data sets have the same ones",
+)
+"""What must be true for the numbers of a :class:`Budget` to hold."""
+
+NOT_COVERED: tuple[str, ...] = (
+    "mean soft predictions: sent without noise",
+    "model weights, where the method exchanges them: sent without noise",
+    "class counts and which classes a client shares: sent in the clear",
+)
+"""What a client sends besides the noisy means, and what the noise on those does not protect."""
+
+_CLASSICAL_LIMIT = 1.0
+# Below it the search for epsilon overflows; epsilon is above 10^11 there, which is no privacy at all.
+_SMALLEST_MULTIPLIER = 1e-6
+
+
+def gaussian_sigma(epsilon: float, delta: float) -> float:
+    r"""Noise multiplier of the classical Gaussian mechanism (FedHKD, Theorem 1).
+
+    .. math:: \sigma = \sqrt{2 \ln(1.25 / \delta)} \, / \, \epsilon
+
+    Any larger σ gives (ε, δ)-differential privacy to a release whose sensitivity is 1. The theorem is proved
+    for ε < 1. For a larger ε the formula can ask for too little noise:
+    use :func:`composed_epsilon` there, which is exact.
+
+    Parameters
+    ----------
+    epsilon : float
+        Target ε, in (0, ∞).
+    delta : float
+        Target δ, in (0, 1).
+
+    Returns
+    -------
+    float
+        σ, in units of the sensitivity.
+
+    Raises
+    ------
+    ConfigError
+        A value is outside its range.
+
+    Examples
+    --------
+    >>> round(gaussian_sigma(0.5, 0.01), 3)
+    6.215
+    """
+    return _classical(delta) / _positive("epsilon", epsilon)
+
+
+def gaussian_epsilon(sigma: float, delta: float) -> float:
+    r"""ε of the classical Gaussian mechanism, the inverse of :func:`gaussian_sigma`.
+
+    Parameters
+    ----------
+    sigma : float
+        Noise over sensitivity, in (0, ∞).
+    delta : float
+        δ, in (0, 1).
+
+    Returns
+    -------
+    float
+        :math:`\sqrt{2 \ln(1.25 / \delta)} \, / \, \sigma`. A value of 1 or more is outside of what the
+        theorem proves and claims nothing.
+
+    Raises
+    ------
+    ConfigError
+        A value is outside its range.
+
+    Examples
+    --------
+    >>> round(gaussian_epsilon(7, 0.01), 3)
+    0.444
+    """
+    return _classical(delta) / _positive("sigma", sigma)
+
+
+@overload
+def mean_sensitivity(count: float, bound: float) -> float: ...
+@overload
+def mean_sensitivity(count: npt.NDArray[Any], bound: float) -> npt.NDArray[np.float64]: ...
+def mean_sensitivity(count: float | npt.NDArray[Any], bound: float) -> float | npt.NDArray[np.float64]:
+    """Most that one sample moves one element of a mean (FedHKD, Lemma 1, eq. 8).
+
+    Parameters
+    ----------
+    count : float or ndarray
+        Samples in the mean, each at least 1. An array of any shape, such as ``[C]``, gives an array.
+    bound : float
+        ζ, in (0, ∞): every element of every sample's representation lies in [-ζ, ζ].
+
+    Returns
+    -------
+    float or ndarray
+        ``2·bound / count``, in the shape of ``count``.
+
+    Raises
+    ------
+    ConfigError
+        A count is below 1 or not finite, or the bound is outside its range.
+
+    Examples
+    --------
+    >>> mean_sensitivity(256, 3.0)
+    0.0234375
+    >>> mean_sensitivity(np.array([1, 2, 4]), 1.0).tolist()
+    [2.0, 1.0, 0.5]
+    """
+    width = 2 * _positive("bound", bound)
+    counts = np.asarray(count, dtype=np.float64)
+    wrong = ~(np.isfinite(counts) & (counts >= 1))
+    if wrong.any():
+        raise ConfigError(f"count must be finite and >= 1, got {counts[wrong].flat[0]}")
+    sensitivity: npt.NDArray[np.float64] = width / counts
+    return sensitivity if isinstance(count, np.ndarray) else float(sensitivity)
+
+
+@overload
+def noise_std(count: float, bound: float, sigma: float) -> float: ...
+@overload
+def noise_std(count: npt.NDArray[Any], bound: float, sigma: float) -> npt.NDArray[np.float64]: ...
+def noise_std(count: float | npt.NDArray[Any], bound: float, sigma: float) -> float | npt.NDArray[np.float64]:
+    """Return the standard deviation of the noise on each element of a mean (FedHKD, eq. 7).
+
+    Parameters
+    ----------
+    count : float or ndarray
+        Samples in the mean, each at least 1; or a public lower bound of it.
+    bound : float
+        ζ, in (0, ∞): every element of every sample's representation lies in [-ζ, ζ].
+    sigma : float
+        Noise multiplier, in [0, ∞). 0 is no noise and no privacy.
+
+    Returns
+    -------
+    float or ndarray
+        ``2·bound / count · sigma``, in the shape of ``count``.
+
+    Raises
+    ------
+    ConfigError
+        A value is outside its range.
+
+    Examples
+    --------
+    >>> round(noise_std(256, 3.0, 7.0) ** 2, 4)
+    0.0269
+    """
+    if not (math.isfinite(sigma) and sigma >= 0):
+        raise ConfigError(f"sigma must be finite and >= 0, got {sigma}")
+    return mean_sensitivity(count, bound) * sigma
+
+
+def composed_epsilon(
+    sigma: float, rounds: int, delta: float, *, dimensions: int = 1, classes: int = 1
+) -> float:
+    r"""ε of all that one sample touches in a run: the exact one, by ``dp-accounting``.
+
+    ``rounds · classes · dimensions`` releases, each of one element with noise of σ times its sensitivity, are
+    one Gaussian release with noise multiplier :math:`\sigma / \sqrt{rounds · classes · dimensions}`, whose
+    trade-off between ε and δ is known in closed form. It holds for every ε, unlike
+    :func:`gaussian_epsilon`, and is the smallest ε that is true.
+
+    Parameters
+    ----------
+    sigma : float
+        Noise of one element over the sensitivity of one element, in (0, ∞).
+    rounds : int
+        Rounds in which the client sends, at least 1.
+    delta : float
+        δ of the whole, in (0, 1). It is not spent once per round.
+    dimensions : int
+        ``D``, elements of a class mean, at least 1.
+    classes : int
+        Classes whose means the change of one sample moves, at least 1. 1: its content changes, not its label.
+        2: its label changes too (see the module's text for what this takes).
+
+    Returns
+    -------
+    float
+        ε, in [0, ∞]. 0 where δ alone covers the release; ``inf`` where the multiplier is below 1e-6.
+
+    Raises
+    ------
+    ConfigError
+        A value is outside its range.
+    ImportError
+        ``dp-accounting`` is not installed.
+
+    Examples
+    --------
+    >>> round(composed_epsilon(7, 1, 0.01), 3)
+    0.161
+    >>> round(composed_epsilon(7, 50, 0.01, dimensions=64), 1)
+    50.6
+    """
+    _positive("sigma", sigma)
+    _fraction("delta", delta)
+    releases = math.prod(
+        _at_least_one(name, value)
+        for name, value in (("rounds", rounds), ("dimensions", dimensions), ("classes", classes))
+    )
+    try:
+        from dp_accounting import get_epsilon_gaussian
+    except ImportError as error:
+        raise ImportError(
+            "the composed privacy budget needs dp-accounting: pip install 'flwr-kd[privacy]'"
+        ) from error
+    multiplier = sigma / math.sqrt(releases)
+    if multiplier < _SMALLEST_MULTIPLIER:
+        return math.inf
+    return float(get_epsilon_gaussian(multiplier, delta))
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The privacy of one sample in a run, from the paper's claim to the whole of it; see :func:`budget`.
+
+    Attributes
+    ----------
+    sigma, rounds, delta, dimensions, classes, count, bound
+        As given to :func:`budget`.
+    noise_std : float or None
+        Standard deviation of the noise on each element; None without a count.
+    paper_epsilon : float
+        Theorem 1 of FedHKD: one element in one round. It claims something only below 1.
+    element_epsilon : float
+        The same release, exactly.
+    vector_epsilon : float
+        All elements of one class in one round.
+    total_epsilon : float
+        All elements of the touched classes in all rounds.
+    """
+
+    sigma: float
+    rounds: int
+    delta: float
+    dimensions: int
+    classes: int
+    count: float | None
+    bound: float
+    noise_std: float | None
+    paper_epsilon: float
+    element_epsilon: float
+    vector_epsilon: float
+    total_epsilon: float
+
+    @property
+    def paper_bound_holds(self) -> bool:
+        """Whether ``paper_epsilon`` is below 1, where Theorem 1 is proved."""
+        return self.paper_epsilon < _CLASSICAL_LIMIT
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What must be true for the numbers to hold, a line each."""
+        return ASSUMPTIONS
+
+    @property
+    def not_covered(self) -> tuple[str, ...]:
+        """What is sent and not protected, a line each."""
+        return NOT_COVERED
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Return the numbers as (label, value) pairs to print.
+
+        Examples
+        --------
+        >>> for label, value in budget(sigma=7, rounds=50, delta=0.01, dimensions=64, count=256).rows():
+        ...     print(f"{label}: {value}")
+        noise per element, 256 samples, bound 3: std 0.1641
+        epsilon, one element, one round (the paper's bound): 0.444
+        epsilon, one element, one round (exact): 0.161
+        epsilon, 64 elements of one class, one round: 2.77
+        epsilon, 64 elements, 1 class, 50 rounds: 50.6
+        delta: 0.01
+        """
+        rows: list[tuple[str, str]] = []
+        if self.noise_std is not None:
+            label = f"noise per element, {self.count:g} samples, bound {self.bound:g}"
+            rows.append((label, f"std {self.noise_std:.4g}"))
+        note = "" if self.paper_bound_holds else " (not below 1: the paper's theorem claims nothing)"
+        per_class = _plural(self.dimensions, "element")
+        scope = ", ".join(
+            [per_class, _plural(self.classes, "class", "classes"), _plural(self.rounds, "round")]
+        )
+        return [
+            *rows,
+            ("epsilon, one element, one round (the paper's bound)", f"{self.paper_epsilon:.3g}{note}"),
+            ("epsilon, one element, one round (exact)", f"{self.element_epsilon:.3g}"),
+            (f"epsilon, {per_class} of one class, one round", f"{self.vector_epsilon:.3g}"),
+            (f"epsilon, {scope}", f"{self.total_epsilon:.3g}"),
+            ("delta", f"{self.delta:g}"),
+        ]
+
+
+def budget(
+    *,
+    sigma: float,
+    rounds: int,
+    delta: float,
+    dimensions: int,
+    classes: int = 1,
+    count: float | None = None,
+    bound: float = 3.0,
+) -> Budget:
+    """Work out what noise of multiplier ``sigma`` on class means gives, per element and over a run.
+
+    Parameters
+    ----------
+    sigma : float
+        The method's noise multiplier, in (0, ∞).
+    rounds : int
+        Rounds in which the client sends, at least 1.
+    delta : float
+        δ of each of the statements, in (0, 1). Below 1 over the number of samples is usual.
+    dimensions : int
+        ``D``, elements of a class mean, at least 1.
+    classes : int
+        Classes whose means the change of one sample moves, at least 1; see :func:`composed_epsilon`.
+    count : float, optional
+        Samples in the mean, at least 1: only for ``noise_std``, ε does not depend on it.
+    bound : float
+        ζ, in (0, ∞); 3 in the paper. Only for ``noise_std``.
+
+    Returns
+    -------
+    Budget
+        Read it with :data:`ASSUMPTIONS` and :data:`NOT_COVERED`.
+
+    Raises
+    ------
+    ConfigError
+        A value is outside its range.
+    ImportError
+        ``dp-accounting`` is not installed.
+
+    Examples
+    --------
+    >>> run = budget(sigma=7, rounds=50, delta=0.01, dimensions=64)
+    >>> round(run.paper_epsilon, 3), round(run.vector_epsilon, 2), round(run.total_epsilon, 1)
+    (0.444, 2.77, 50.6)
+    """
+    _positive("bound", bound)
+    return Budget(
+        sigma=sigma,
+        rounds=rounds,
+        delta=delta,
+        dimensions=dimensions,
+        classes=classes,
+        count=count,
+        bound=bound,
+        noise_std=None if count is None else noise_std(count, bound, sigma),
+        paper_epsilon=gaussian_epsilon(sigma, delta),
+        element_epsilon=composed_epsilon(sigma, 1, delta),
+        vector_epsilon=composed_epsilon(sigma, 1, delta, dimensions=dimensions),
+        total_epsilon=composed_epsilon(sigma, rounds, delta, dimensions=dimensions, classes=classes),
+    )
+
+
+def _classical(delta: float) -> float:
+    return math.sqrt(2 * (math.log(1.25) - math.log(_fraction("delta", delta))))
+
+
+def _positive(name: str, value: float) -> float:
+    if not 0 < value < math.inf:
+        raise ConfigError(f"{name} must be finite and > 0, got {value}")
+    return value
+
+
+def _fraction(name: str, value: float) -> float:
+    if not 0 < value < 1:
+        raise ConfigError(f"{name} must be > 0 and < 1, got {value}")
+    return value
+
+
+def _at_least_one(name: str, value: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigError(f"{name} must be a whole number >= 1, got {value!r}")
+    return value
+
+
+def _plural(number: int, one: str, many: str | None = None) -> str:
+    return f"{number} {one if number == 1 else many or one + 's'}"

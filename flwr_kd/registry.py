@@ -1,0 +1,115 @@
+"""All methods by name; a folder under ``strategies/`` is all that a new one needs."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from .client import KDClient
+from .config import ConfigError, MethodConfig, unknown_name
+from .strategy import KDStrategy
+
+__all__ = ["Method", "get", "methods", "register"]
+
+
+@dataclass(frozen=True)
+class Method:
+    """One registered method.
+
+    Attributes
+    ----------
+    name : str
+        As on the command line.
+    strategy, client : type
+        The two halves.
+    paper : str
+        Authors, title, venue.
+    exchanged : str
+        What travels, in a few words.
+    global_model : bool
+        Whether the server has a model; without one there is no global accuracy.
+    public_data : bool
+        Whether it needs public, proxy or reference data.
+    heterogeneous : bool
+        Whether clients may have different models.
+    fixed : mapping
+        Hyper-parameters that make this variant, for example γ = 0.
+    client_options : mapping
+        Arguments of the client class in a simulation, for example noise from the run's seed.
+    """
+
+    name: str
+    strategy: type[KDStrategy]
+    client: type[KDClient]
+    paper: str
+    exchanged: str
+    global_model: bool
+    public_data: bool = False
+    heterogeneous: bool = False
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    client_options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def config_class(self) -> type[MethodConfig]:
+        """The hyper-parameters' class."""
+        return self.strategy.config_class
+
+    def config(self, assignments: Iterable[str] = ()) -> MethodConfig:
+        """Return the hyper-parameters, from ``name=value`` texts and the variant's fixed values.
+
+        Raises
+        ------
+        ConfigError
+            If a name or value is not allowed, or the variant fixes it.
+        """
+        return self.config_class.from_texts(assignments, **self.fixed)
+
+
+_METHODS: dict[str, Method] = {}
+_loaded = False
+
+
+def register(method: Method) -> Method:
+    """Add a method.
+
+    Raises
+    ------
+    ConfigError
+        If the name is taken by another.
+    """
+    known = _METHODS.setdefault(method.name, method)
+    if known != method:
+        raise ConfigError(f"method {method.name!r} is registered twice: {known.strategy}, {method.strategy}")
+    return method
+
+
+def methods() -> dict[str, Method]:
+    """Return all methods by name, in alphabetical order.
+
+    >>> sorted(methods()) == list(methods())
+    True
+    """
+    global _loaded
+    if not _loaded:
+        package = importlib.import_module("flwr_kd.strategies")
+        for module in pkgutil.iter_modules(package.__path__):
+            importlib.import_module(f"{package.__name__}.{module.name}")
+        _loaded = True
+    return dict(sorted(_METHODS.items()))
+
+
+def get(name: str) -> Method:
+    """Return a method by name.
+
+    Raises
+    ------
+    ConfigError
+        If there is none; the message lists the valid names.
+    """
+    found = methods().get(name)
+    if found is None:
+        raise ConfigError(unknown_name("method", name, methods()))
+    return found

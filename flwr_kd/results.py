@@ -1,0 +1,616 @@
+"""The result of a run: what was measured, with which configuration, on which versions.
+
+A :class:`Comparison` holds one :class:`RunResult` per method and seed, and that one a :class:`RoundResult`
+per round. On disk it is ``result.json`` (schema version 1): plain JSON, without NaN. What was not measured is
+``null``, never 0. What is reported is the last round, and the mean of the last five; never the best round,
+which would be a choice made on test data.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import os
+import platform
+import re
+import secrets
+import statistics
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, cast
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+__all__ = [
+    "FILE_NAME",
+    "SCHEMA_VERSION",
+    "Comparison",
+    "ResultError",
+    "ResultExistsError",
+    "RoundResult",
+    "RunResult",
+    "check_free",
+    "load",
+    "save",
+    "table",
+    "versions",
+]
+
+SCHEMA_VERSION = 1
+"""Version of the JSON; a reader refuses any other."""
+
+FILE_NAME = "result.json"
+"""Name of the result inside the directory given to :func:`save`."""
+
+_T = TypeVar("_T")
+_MEGABYTE = 10**6
+_LAST = 5
+_PACKAGES = ("flwr-kd", "flwr", "torch", "torchvision", "ray", "numpy")
+_METRICS = (
+    "local_accuracy",
+    "global_accuracy",
+    "local_accuracy_last5",
+    "global_accuracy_last5",
+    "bytes_up",
+    "bytes_down",
+    "seconds",
+)
+
+
+class ResultError(ValueError):
+    """A result holds, or a result file contains, what is not allowed."""
+
+
+class ResultExistsError(FileExistsError):
+    """A result is already there, and was not to be overwritten."""
+
+
+@dataclass(frozen=True)
+class RoundResult:
+    """What was measured in one round.
+
+    Attributes
+    ----------
+    round : int
+        From 1.
+    local_accuracy : float or None
+        Mean over clients of their own model's accuracy on their own test split, in [0, 1]; None if not
+        measured.
+    global_accuracy : float or None
+        The aggregated model's accuracy on the common test set, in [0, 1]; None without a global model.
+    train_loss : float or None
+        Mean over clients.
+    bytes_up, bytes_down : int
+        Clients to server and server to clients, all clients together.
+    seconds : float
+        Wall clock.
+    participants, failures : int
+        Clients whose contribution counted, and those that were asked and lost.
+
+    Raises
+    ------
+    ResultError
+        A value is of another type or outside its range.
+
+    Notes
+    -----
+    An accuracy or a loss that is NaN or infinite becomes None.
+    """
+
+    round: int
+    local_accuracy: float | None
+    global_accuracy: float | None
+    train_loss: float | None
+    bytes_up: int
+    bytes_down: int
+    seconds: float
+    participants: int
+    failures: int
+
+    def __post_init__(self) -> None:
+        for name, least in (
+            ("round", 1),
+            ("bytes_up", 0),
+            ("bytes_down", 0),
+            ("participants", 0),
+            ("failures", 0),
+        ):
+            object.__setattr__(self, name, _whole(name, getattr(self, name), least))
+        for name in ("local_accuracy", "global_accuracy", "train_loss"):
+            value = _real(name, getattr(self, name))
+            if value is not None and name != "train_loss" and not 0 <= value <= 1:
+                raise ResultError(f"{name} must be None or in [0, 1], got {value}")
+            object.__setattr__(self, name, value)
+        seconds = _real("seconds", self.seconds)
+        if seconds is None or seconds < 0:
+            raise ResultError(f"seconds must be finite and >= 0, got {self.seconds!r}")
+        object.__setattr__(self, "seconds", seconds)
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """One method with one seed.
+
+    Attributes
+    ----------
+    method : str
+        The method's name in the registry.
+    seed : int
+        At least 0.
+    rounds : tuple of RoundResult
+        In order; a round that was skipped may be missing.
+    hyperparameters : dict
+        The method's own, with the values that were used. JSON values; tuples, paths and numpy values are
+        converted.
+    histogram : list of list of int
+        Training samples per client and class, ``[clients][classes]``; empty if not known.
+
+    Raises
+    ------
+    ResultError
+        The rounds are not in order, or a value cannot be written as JSON.
+    """
+
+    method: str
+    seed: int
+    rounds: tuple[RoundResult, ...]
+    hyperparameters: dict[str, Any] = field(default_factory=dict)
+    histogram: list[list[int]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.method, str) or not self.method:
+            raise ResultError(f"method must be a text that is not empty, got {self.method!r}")
+        object.__setattr__(self, "seed", _whole("seed", self.seed, 0))
+        object.__setattr__(self, "rounds", tuple(self.rounds))
+        numbers = [result.round for result in self.rounds]
+        if any(later <= earlier for earlier, later in itertools.pairwise(numbers)):
+            raise ResultError(f"rounds of {self.method} must be in increasing order, got {numbers}")
+        object.__setattr__(self, "hyperparameters", _json_mapping("hyperparameters", self.hyperparameters))
+        rows = _json_value("histogram", self.histogram)
+        if not isinstance(rows, list) or not all(isinstance(row, list) for row in rows):
+            raise ResultError("histogram must be a list of lists, [clients][classes]")
+        if len({len(row) for row in rows}) > 1:
+            raise ResultError(f"histogram must have one width, got {sorted({len(row) for row in rows})}")
+        checked = [[_whole("histogram", value, 0) for value in row] for row in rows]
+        object.__setattr__(self, "histogram", checked)
+
+    @property
+    def last(self) -> dict[str, float | None]:
+        """The run in a few numbers, each None if no round has a value.
+
+        ``local_accuracy`` and ``global_accuracy`` are those of the last round; with ``_last5`` the mean over
+        the last five rounds, or over those of them that have a value. ``bytes_up`` and ``bytes_down`` are the
+        mean per round, ``seconds`` the median per round (the first rounds warm up).
+
+        Examples
+        --------
+        >>> rounds = [RoundResult(r, r / 10, None, None, 100, 300, 1.5, 2, 0) for r in range(1, 7)]
+        >>> last = RunResult("fedavg", 0, tuple(rounds)).last
+        >>> last["local_accuracy"], round(last["local_accuracy_last5"], 3), last["global_accuracy"]
+        (0.6, 0.4, None)
+        """
+        final = self.rounds[-1] if self.rounds else None
+        tail = self.rounds[-_LAST:]
+        return {
+            "local_accuracy": final.local_accuracy if final else None,
+            "global_accuracy": final.global_accuracy if final else None,
+            "local_accuracy_last5": _mean(result.local_accuracy for result in tail),
+            "global_accuracy_last5": _mean(result.global_accuracy for result in tail),
+            "bytes_up": _mean(result.bytes_up for result in self.rounds),
+            "bytes_down": _mean(result.bytes_down for result in self.rounds),
+            "seconds": statistics.median(result.seconds for result in self.rounds) if final else None,
+        }
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Methods on the same data, with one or more seeds each.
+
+    Attributes
+    ----------
+    config : dict
+        What the runs share: dataset, partition, clients, rounds, model, backend, and so on. JSON values.
+    versions : dict
+        As from :func:`versions`.
+    command : str
+        The command line that gives this result again.
+    runs : tuple of RunResult
+        One per method and seed.
+
+    Raises
+    ------
+    ResultError
+        Two runs have the same method and seed, or a value cannot be written as JSON.
+
+    Examples
+    --------
+    >>> def run(seed: int, accuracy: float) -> RunResult:
+    ...     return RunResult("fedavg", seed, (RoundResult(1, accuracy, None, 0.3, 100, 300, 1.5, 2, 0),))
+    >>> runs = (run(0, 0.5), run(1, 0.75))
+    >>> comparison = Comparison({"dataset": "digits"}, {}, "flwr-kd compare fedavg", runs)
+    >>> comparison.summary()[0]["local_accuracy"]
+    {'mean': 0.625, 'std': 0.1767..., 'n': 2}
+    >>> Comparison.from_json(comparison.to_json()) == comparison
+    True
+    """
+
+    schema_version: ClassVar[int] = SCHEMA_VERSION
+
+    config: dict[str, Any]
+    versions: dict[str, str]
+    command: str
+    runs: tuple[RunResult, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "config", _json_mapping("config", self.config))
+        object.__setattr__(self, "versions", _json_mapping("versions", self.versions))
+        for name, version in self.versions.items():
+            if not isinstance(version, str):
+                raise ResultError(f"versions[{name!r}] must be a text, got {version!r}")
+        if not isinstance(self.command, str):
+            raise ResultError(f"command must be a text, got {self.command!r}")
+        object.__setattr__(self, "runs", tuple(self.runs))
+        seen: set[tuple[str, int]] = set()
+        for run in self.runs:
+            key = (run.method, run.seed)
+            if key in seen:
+                raise ResultError(f"runs has {run.method} with seed {run.seed} twice; one of each is allowed")
+            seen.add(key)
+
+    def by_method(self) -> dict[str, list[RunResult]]:
+        """Return the runs of each method, in the order in which the methods first appear."""
+        groups: dict[str, list[RunResult]] = {}
+        for run in self.runs:
+            groups.setdefault(run.method, []).append(run)
+        return groups
+
+    def summary(self) -> list[dict[str, Any]]:
+        """Mean and standard deviation over seeds, one dict per method.
+
+        Returns
+        -------
+        list of dict
+            ``method``, ``seeds`` (list of int), and for each key of :attr:`RunResult.last` a dict of
+            ``mean``, ``std`` (with ddof = 1; None with fewer than two values) and ``n``, the number of seeds
+            that have a value. Without any value ``mean`` is None and ``n`` 0.
+        """
+        rows: list[dict[str, Any]] = []
+        for method, runs in self.by_method().items():
+            last = [run.last for run in runs]
+            row: dict[str, Any] = {"method": method, "seeds": [run.seed for run in runs]}
+            row |= {name: _spread(values[name] for values in last) for name in _METRICS}
+            rows.append(row)
+        return rows
+
+    def to_json(self) -> str:
+        """Return the result as JSON, with :meth:`summary` added for those who read the file itself."""
+        document = {
+            "schema_version": SCHEMA_VERSION,
+            "command": self.command,
+            "config": self.config,
+            "versions": self.versions,
+            "summary": self.summary(),
+            "runs": [
+                {
+                    "method": run.method,
+                    "seed": run.seed,
+                    "hyperparameters": run.hyperparameters,
+                    "rounds": [
+                        {name: getattr(result, name) for name in _ROUND_KEYS} for result in run.rounds
+                    ],
+                    "histogram": run.histogram,
+                }
+                for run in self.runs
+            ],
+        }
+        text = json.dumps(document, indent=2, allow_nan=False)
+        # A histogram is a line per client. A raw newline is never inside a JSON string, so no text changes.
+        return re.sub(r"\[\n\s+([-\d.,\s]+?)\n\s+\]", lambda match: f"[{' '.join(match[1].split())}]", text)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Self:
+        """Read what :meth:`to_json` wrote; the summary is derived anew from the runs.
+
+        Raises
+        ------
+        ResultError
+            The text is not JSON, has another schema version, or a field is missing, unknown, or not allowed.
+        """
+        try:
+            document = json.loads(text, parse_constant=_refuse_constant)
+        except (ValueError, RecursionError) as error:
+            raise ResultError(f"the result is not JSON: {error}") from None
+        if not isinstance(document, dict):
+            raise ResultError(f"the result must be an object, got {type(document).__name__}")
+        version = document.get("schema_version")
+        if isinstance(version, bool) or version != SCHEMA_VERSION:
+            raise ResultError(
+                f"schema_version must be {SCHEMA_VERSION}, got {version!r}: not a result of flwr-kd, or of "
+                "another version of it"
+            )
+        _keys("result", document, ("schema_version", "command", "config", "versions", "runs"), {"summary"})
+        runs = []
+        for index, entry in enumerate(_list("runs", document["runs"])):
+            where = f"runs[{index}]"
+            _keys(where, entry, ("method", "seed", "hyperparameters", "rounds", "histogram"))
+            rounds = []
+            for position, values in enumerate(_list(f"{where}.rounds", entry["rounds"])):
+                place = f"{where}.rounds[{position}]"
+                _keys(place, values, _ROUND_KEYS)
+                rounds.append(_build(place, RoundResult, values))
+            runs.append(_build(where, RunResult, {**entry, "rounds": tuple(rounds)}))
+        shared = {name: document[name] for name in ("config", "versions", "command")}
+        return cls(**shared, runs=tuple(runs))
+
+
+_ROUND_KEYS = tuple(each.name for each in fields(RoundResult))
+
+
+def versions() -> dict[str, str]:
+    """Return what the numbers depend on: versions of packages and Python, and the type of machine.
+
+    Returns
+    -------
+    dict of str to str
+        ``flwr-kd``, ``flwr``, ``torch``, ``torchvision``, ``ray``, ``numpy`` (those that are installed),
+        ``python`` and ``machine`` (system and processor type, such as "Linux x86_64").
+
+    Examples
+    --------
+    >>> "flwr" in versions() and "machine" in versions()
+    True
+    """
+    found: dict[str, str] = {}
+    for name in _PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    found["python"] = platform.python_version()
+    found["machine"] = f"{platform.system()} {platform.machine()}".strip()
+    return found
+
+
+def check_free(directory: Path, *, force: bool) -> None:
+    """Check that a result can be saved here, before the work that makes it.
+
+    Parameters
+    ----------
+    directory : Path
+        Need not exist.
+    force : bool
+        Whether a result that is there may be overwritten.
+
+    Raises
+    ------
+    ResultExistsError
+        A result is there and ``force`` is false.
+    ResultError
+        The directory, or one above it, is a file.
+    """
+    directory = Path(directory)
+    for folder in (directory, *directory.parents):
+        if folder.is_dir():
+            break
+        if os.path.lexists(folder):
+            raise ResultError(f"directory {str(directory)!r}: {str(folder)!r} is not a directory")
+    target = directory / FILE_NAME
+    if target.is_dir():
+        raise ResultError(f"directory {str(directory)!r}: {str(target)!r} is itself a directory")
+    if os.path.lexists(target) and not force:
+        raise ResultExistsError(
+            f"{str(target)!r} exists; choose another directory, or overwrite it with force"
+        )
+
+
+def save(comparison: Comparison, directory: Path, *, force: bool = False) -> Path:
+    """Write the result to ``directory / "result.json"``: all of it or nothing.
+
+    Parameters
+    ----------
+    comparison : Comparison
+        What to write.
+    directory : Path
+        Made if it does not exist.
+    force : bool
+        Whether a result that is there may be overwritten.
+
+    Returns
+    -------
+    Path
+        The file.
+
+    Raises
+    ------
+    ResultExistsError
+        A result is there and ``force`` is false.
+    ResultError
+        The directory, or one above it, is a file.
+    """
+    directory = Path(directory)
+    check_free(directory, force=force)
+    directory.mkdir(parents=True, exist_ok=True)
+    target = directory / FILE_NAME
+    partial = directory / f".{FILE_NAME}.{secrets.token_hex(8)}.tmp"
+    try:
+        with partial.open("x", encoding="utf-8") as file:
+            file.write(comparison.to_json() + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, target)
+    finally:
+        partial.unlink(missing_ok=True)
+    return target
+
+
+def load(path: Path) -> Comparison:
+    """Read a result from a directory that :func:`save` wrote to, or from the file itself.
+
+    Raises
+    ------
+    FileNotFoundError
+        There is none.
+    ResultError
+        It is not a result of a schema version that this version reads; the message names the file.
+    """
+    path = Path(path)
+    file = path / FILE_NAME if path.is_dir() else path
+    try:
+        return Comparison.from_json(file.read_bytes())
+    except ResultError as error:
+        raise ResultError(f"{file}: {error}") from None
+
+
+def table(comparison: Comparison) -> Table:
+    """Return the comparison as a table to print: one row per method, the last round.
+
+    Accuracies are mean ± standard deviation over seeds, in percent, ``–`` where there is none. If some seeds
+    have no value, how many have one is added. Bytes are the mean per round over all clients together, in MB
+    (10^6 bytes); seconds the mean over seeds of the median round. It fits into 80 columns.
+    """
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    counts = sorted({len(runs) for runs in comparison.by_method().values()})
+    seeds = " or ".join(map(str, counts)) or "0"
+    spread = "" if counts in ([], [1]) else ", mean ± std"
+    title = (
+        f"last round{spread} over {seeds} seed{'' if counts == [1] else 's'}; MB = 10^6 bytes, all clients"
+    )
+    shown = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
+    shown.add_column("method", overflow="fold")
+    for header in (
+        "local\naccuracy %",
+        "global\naccuracy %",
+        "MB up\n/round",
+        "MB down\n/round",
+        "s\n/round",
+    ):
+        shown.add_column(header, justify="right", no_wrap=True)
+    for row in comparison.summary():
+        of = len(row["seeds"])
+        shown.add_row(
+            Text(row["method"]),
+            _percent(row["local_accuracy"], of),
+            _percent(row["global_accuracy"], of),
+            _significant(row["bytes_up"]["mean"], _MEGABYTE),
+            _significant(row["bytes_down"]["mean"], _MEGABYTE),
+            _significant(row["seconds"]["mean"]),
+        )
+    return shown
+
+
+def _percent(spread: Mapping[str, Any], of: int) -> str:
+    if spread["mean"] is None:
+        return "–"
+    text = f"{100 * spread['mean']:.2f}"
+    if spread["std"] is not None:
+        text += f" ± {100 * spread['std']:.2f}"
+    return text if spread["n"] == of else f"{text}\n{spread['n']} of {of} seeds"
+
+
+def _significant(value: float | None, unit: int = 1) -> str:
+    """Write three significant digits without an exponent, down to a millionth."""
+    if value is None:
+        return "–"
+    value /= unit
+    if value == 0:
+        return "0"
+    return f"{value:.{min(6, max(0, 2 - math.floor(math.log10(value))))}f}"
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    present = [value for value in values if value is not None]
+    return statistics.fmean(present) if present else None
+
+
+def _spread(values: Iterable[float | None]) -> dict[str, float | int | None]:
+    present = [float(value) for value in values if value is not None]
+    return {
+        "mean": statistics.fmean(present) if present else None,
+        "std": statistics.stdev(present) if len(present) > 1 else None,
+        "n": len(present),
+    }
+
+
+def _whole(name: str, value: object, least: int) -> int:
+    if isinstance(value, bool | np.bool_) or not isinstance(value, int | np.integer) or value < least:
+        raise ResultError(f"{name} must be a whole number >= {least}, got {value!r}")
+    return int(value)
+
+
+def _real(name: str, value: object) -> float | None:
+    """Return a finite float, or None for None, NaN and the infinities."""
+    if value is None:
+        return None
+    if isinstance(value, bool | np.bool_) or not isinstance(value, int | float | np.integer | np.floating):
+        raise ResultError(f"{name} must be a number or None, got {value!r}")
+    try:
+        number = float(value)
+    except OverflowError:
+        raise ResultError(f"{name} is a whole number too large for a float") from None
+    return number if math.isfinite(number) else None
+
+
+def _json_mapping(where: str, value: object) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ResultError(f"{where} must be a mapping, got {type(value).__name__}")
+    return cast(dict[str, Any], _json_value(where, value))
+
+
+def _json_value(where: str, value: object) -> Any:
+    """Copy a value as JSON gives it back, so that what is read equals what was written."""
+    if isinstance(value, np.ndarray | np.generic):
+        value = value.tolist()
+    if value is None or isinstance(value, bool):
+        return value
+    # int(), str(): a subclass, such as an IntEnum or a StrEnum, would come back as the plain type.
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, os.PathLike):
+        return str(value)
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str):
+                raise ResultError(f"{where} has the key {key!r}; keys must be text")
+        return {str(key): _json_value(f"{where}[{key!r}]", each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_json_value(f"{where}[{index}]", each) for index, each in enumerate(value)]
+    raise ResultError(f"{where} is a {type(value).__name__}, which cannot be written as JSON")
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not allowed, null is")
+
+
+def _list(where: str, value: object) -> list[Any]:
+    if not isinstance(value, list):
+        raise ResultError(f"{where} must be a list, got {type(value).__name__}")
+    return value
+
+
+def _keys(where: str, value: object, required: tuple[str, ...], optional: Iterable[str] = ()) -> None:
+    if not isinstance(value, dict):
+        raise ResultError(f"{where} must be an object, got {type(value).__name__}")
+    missing = [name for name in required if name not in value]
+    unknown = sorted(set(value) - set(required) - set(optional))
+    if missing or unknown:
+        raise ResultError(f"{where}: fields missing {missing}, not expected {unknown}")
+
+
+def _build(where: str, kind: type[_T], values: dict[str, Any]) -> _T:
+    try:
+        return kind(**values)
+    except ResultError as error:
+        raise ResultError(f"{where}: {error}") from None

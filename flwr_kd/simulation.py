@@ -1,0 +1,404 @@
+"""Whole experiments on one machine: data, partitions, models, method, backend, result.
+
+Everything that needs Flower's deprecated ``run_simulation`` is in :func:`_run_ray`: it is the only way that
+gives the strategy's result back to the caller.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, Context, MetricRecord
+from flwr.client import Client
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+from torch import nn
+
+from . import registry
+from .client import resolve_device
+from .config import ConfigError, MethodConfig, unknown_name
+from .data import Bundle, histogram, load, partition, split
+from .inline import InlineGrid
+from .models import MODELS, build_model
+from .results import RoundResult, RunResult
+from .seeding import derive_seed
+from .strategy import KDResult, RoundStats
+
+__all__ = ["BACKENDS", "Experiment", "SimulationError", "client_splits", "evaluator", "run"]
+
+BACKENDS = ("ray", "inline")
+
+
+class SimulationError(RuntimeError):
+    """The server failed, so that there is no result."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """What the methods of a comparison share: data, partitions, models, rounds.
+
+    Two methods with the same experiment get the same partitions, the same initial weights and the same
+    order of batches; what differs is the method.
+
+    Parameters
+    ----------
+    dataset : str
+        See :func:`flwr_kd.data.load`.
+    partition : str
+        See :func:`flwr_kd.data.partition`.
+    clients, rounds : int
+        At least 1.
+    model : str
+        A name of :data:`flwr_kd.models.MODELS`, or several separated by commas, which are given to the
+        clients in turn; for methods that allow different models.
+    feature_dim : int, optional
+        D; each model's own if None.
+    seed : int
+        At least 0.
+    fraction_train : float
+        Share of the clients drawn per round.
+    backend : str
+        ``"ray"`` or ``"inline"``.
+    workers : int
+        Clients at the same time.
+    device : str
+        ``"auto"``, ``"cpu"``, ``"cuda"``.
+    data_dir : str, optional
+        Where data files are.
+    limit : int, optional
+        Use so many training samples only.
+
+    Raises
+    ------
+    ConfigError
+        If a value is not allowed. Data sets and partitions are checked when they are loaded.
+    """
+
+    dataset: str = "digits"
+    partition: str = "inner-dirichlet:0.1"
+    clients: int = 10
+    rounds: int = 10
+    model: str = "mlp"
+    feature_dim: int | None = None
+    seed: int = 0
+    fraction_train: float = 1.0
+    backend: str = "ray"
+    workers: int = 2
+    device: str = "auto"
+    data_dir: str | None = None
+    limit: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in (("clients", 1), ("rounds", 1), ("workers", 1), ("seed", 0)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise ConfigError(f"{name} must be a whole number from {least}, got {value!r}")
+        if self.backend not in BACKENDS:
+            raise ConfigError(unknown_name("backend", self.backend, BACKENDS))
+        for name in self.models:
+            if name not in MODELS:
+                raise ConfigError(unknown_name("model", name, MODELS))
+        if not 0 < self.fraction_train <= 1:
+            raise ConfigError(f"fraction-train must be in (0, 1], got {self.fraction_train}")
+        resolve_device(self.device)
+
+    @property
+    def models(self) -> list[str]:
+        """The models' names, given to the clients in turn."""
+        return [name.strip() for name in self.model.split(",")]
+
+    def shared(self) -> dict[str, Any]:
+        """Return everything but the seed, for a result's ``config``."""
+        return {name: value for name, value in asdict(self).items() if name != "seed"}
+
+    def build_model(self, index: int = 0) -> nn.Module:
+        """Return the initial model of a client; the same for all clients with the same architecture."""
+        bundle = _bundle(self)
+        name = self.models[index % len(self.models)]
+        return build_model(
+            name,
+            input_shape=bundle.input_shape,
+            num_classes=bundle.num_classes,
+            seed=derive_seed(self.seed, "model", name),
+            feature_dim=self.feature_dim,
+        )
+
+
+@dataclass
+class _Outcome:
+    result: KDResult | None = None
+    failure: BaseException | None = None
+
+
+def run(
+    method: registry.Method,
+    experiment: Experiment,
+    config: MethodConfig | None = None,
+    *,
+    on_round: Callable[[RoundStats], None] | None = None,
+    checkpoint_dir: Path | None = None,
+    resume: bool = False,
+) -> RunResult:
+    """Run one method once.
+
+    Parameters
+    ----------
+    method : Method
+        From the registry.
+    experiment : Experiment
+        Data, models, rounds, backend.
+    config : MethodConfig, optional
+        The method's hyper-parameters; its defaults if None.
+    on_round : callable, optional
+        Called after every round.
+    checkpoint_dir : path, optional
+        Arrays and the method's state are written there after every round.
+    resume : bool
+        Go on after the checkpoint's round.
+
+    Returns
+    -------
+    RunResult
+        The numbers per round.
+
+    Raises
+    ------
+    ConfigError, DataError
+        If something that the caller chose is not allowed; nothing has been run.
+    SimulationError
+        If the server failed.
+    """
+    if len(set(experiment.models)) > 1 and not method.heterogeneous:
+        raise ConfigError(
+            f"{method.name} needs the same model at all clients, got --model {experiment.model}"
+        )
+    config = method.config() if config is None else config
+    splits = client_splits(experiment)
+    bundle = _bundle(experiment)
+    strategy = method.strategy(
+        config,
+        seed=experiment.seed,
+        fraction_train=experiment.fraction_train,
+        min_available_nodes=experiment.clients,
+        on_round=on_round,
+        checkpoint_dir=checkpoint_dir,
+        resume=resume,
+    )
+    initial = ArrayRecord(experiment.build_model().state_dict()) if strategy.sends_weights else ArrayRecord()
+    evaluate = evaluator(experiment.build_model, bundle) if method.global_model else None
+    outcome = _Outcome()
+
+    def serve(grid: Grid) -> None:
+        try:
+            outcome.result = strategy.start(grid, initial, num_rounds=experiment.rounds, evaluate_fn=evaluate)
+        except Exception as error:
+            outcome.failure = error
+
+    app = ClientApp(client_fn=functools.partial(_build_client, method.name, experiment))
+    with tempfile.TemporaryDirectory(prefix="flwr-kd-state-") as folder:
+        if experiment.backend == "inline":
+            _run_inline(app, experiment, serve, state_dir=_state_dir(experiment, folder))
+        else:
+            _run_ray(app, experiment, serve)
+    if outcome.result is None:
+        reason = outcome.failure or "it ended without a result"
+        raise SimulationError(f"{method.name}: the server failed: {reason}") from outcome.failure
+    labels = bundle.train.y.numpy()
+    return RunResult(
+        method=method.name,
+        seed=experiment.seed,
+        rounds=tuple(_round_result(stats) for stats in outcome.result.rounds),
+        hyperparameters=dict(config.to_wire()),
+        histogram=histogram(labels, [train for train, _ in splits], bundle.num_classes),
+    )
+
+
+def client_splits(experiment: Experiment) -> list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
+    """Return each client's training and test rows; the same for all methods of a comparison."""
+    return _splits(
+        experiment.dataset,
+        experiment.partition,
+        experiment.clients,
+        experiment.seed,
+        experiment.data_dir,
+        experiment.limit,
+    )
+
+
+def evaluator(
+    build: Callable[[], nn.Module], bundle: Bundle, batch_size: int = 512
+) -> Callable[[int, ArrayRecord], MetricRecord | None]:
+    """Return an ``evaluate_fn``: the global model's accuracy and loss on the common test set, in eval mode."""
+    model = build()
+
+    @torch.no_grad()
+    def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
+        model.load_state_dict(arrays.to_torch_state_dict())
+        model.eval()
+        right, loss = 0, 0.0
+        for x, y in zip(bundle.test.x.split(batch_size), bundle.test.y.split(batch_size), strict=True):
+            logits = model(x)
+            right += int((logits.argmax(dim=1) == y).sum())
+            loss += float(nn.functional.cross_entropy(logits, y, reduction="sum"))
+        return MetricRecord({"accuracy": right / len(bundle.test), "loss": loss / len(bundle.test)})
+
+    return evaluate
+
+
+def _bundle(experiment: Experiment) -> Bundle:
+    return _loaded(experiment.dataset, experiment.seed, experiment.data_dir, experiment.limit)
+
+
+@functools.lru_cache(maxsize=2)
+def _loaded(dataset: str, seed: int, data_dir: str | None, limit: int | None) -> Bundle:
+    """Load once per process: Ray's workers keep it between messages."""
+    return load(dataset, seed=seed, data_dir=data_dir, limit=limit)
+
+
+@functools.lru_cache(maxsize=2)
+def _splits(
+    dataset: str, spec: str, clients: int, seed: int, data_dir: str | None, limit: int | None
+) -> list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
+    labels = _loaded(dataset, seed, data_dir, limit).train.y
+    parts = partition(labels, spec, num_clients=clients, seed=seed)
+    return [split(labels, part, seed=derive_seed(seed, "split", i)) for i, part in enumerate(parts)]
+
+
+def _build_client(method_name: str, experiment: Experiment, context: Context) -> Client:
+    """Build one node's client; runs in Ray's workers, so it is given names and not data."""
+    method = registry.get(method_name)
+    index = int(context.node_config["partition-id"])
+    bundle, (train, test) = _bundle(experiment), client_splits(experiment)[index]
+    client = method.client(
+        experiment.build_model(index),
+        bundle.train.subset(train),
+        bundle.train.subset(test),
+        context=context,
+        device=experiment.device,
+        **method.client_options,
+    )
+    return client.to_client()
+
+
+def _state_dir(experiment: Experiment, folder: str) -> str | None:
+    """Name a folder for personal models that are too large to be copied around with each message."""
+    size = sum(t.numel() * t.element_size() for t in experiment.build_model().state_dict().values())
+    return folder if size > 10 * 10**6 else None
+
+
+def _run_inline(
+    app: ClientApp, experiment: Experiment, serve: Callable[[Grid], None], *, state_dir: str | None
+) -> None:
+    extra: dict[str, Any] = {} if state_dir is None else {"state-dir": state_dir}
+    grid = InlineGrid(
+        app,
+        experiment.clients,
+        workers=experiment.workers,
+        node_configs=[extra] * experiment.clients,
+        seed=experiment.seed,
+    )
+    before = torch.get_num_threads()
+    # As many as a Ray worker has, so that both backends give the same numbers to the last bit.
+    torch.set_num_threads(1)
+    try:
+        serve(grid)
+    finally:
+        torch.set_num_threads(before)
+        grid.close()
+
+
+def _run_ray(app: ClientApp, experiment: Experiment, serve: Callable[[Grid], None]) -> None:
+    try:
+        import ray
+    except ImportError:
+        raise ConfigError(
+            "backend ray needs Ray: pip install 'flwr-kd[simulation]', or --backend inline"
+        ) from None
+    from flwr.simulation import run_simulation
+
+    server = ServerApp()
+
+    @server.main()
+    def main(grid: Grid, context: Context) -> None:
+        # One thread, as the workers have: the server's own sums must not depend on the machine's cores.
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            serve(grid)
+        finally:
+            torch.set_num_threads(before)
+
+    gpus = (
+        torch.cuda.device_count() / experiment.workers
+        if resolve_device(experiment.device).type == "cuda"
+        else 0.0
+    )
+    backend: dict[str, Any] = {
+        "client_resources": {"num_cpus": 1, "num_gpus": gpus},
+        "init_args": {"num_cpus": experiment.workers, "include_dashboard": False, "log_to_driver": False},
+    }
+    if ray.is_initialized():
+        # A Ray of an earlier run would keep that run's number of workers.
+        ray.shutdown()
+    with _environment(RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0", OMP_NUM_THREADS="1"), _quiet_flower():
+        try:
+            run_simulation(
+                server_app=server,
+                client_app=app,
+                num_supernodes=experiment.clients,
+                backend_config=backend,
+            )
+        finally:
+            ray.shutdown()
+
+
+@contextmanager
+def _environment(**values: str) -> Iterator[None]:
+    """Set variables for Ray's workers; what Flower changes in the environment is put back, too."""
+    before = dict(os.environ)
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+class _NoDeprecation(logging.Filter):
+    def filter(self, record: logging.LogRecord) -> bool:
+        return "DEPRECATED" not in record.getMessage()
+
+
+@contextmanager
+def _quiet_flower() -> Iterator[None]:
+    """Keep back the notice that ``run_simulation`` is deprecated: the reader cannot act on it."""
+    logger, notice = logging.getLogger("flwr"), _NoDeprecation()
+    logger.addFilter(notice)
+    try:
+        yield
+    finally:
+        logger.removeFilter(notice)
+
+
+def _round_result(stats: RoundStats) -> RoundResult:
+    return RoundResult(
+        round=stats.server_round,
+        local_accuracy=stats.local_accuracy,
+        global_accuracy=stats.global_accuracy,
+        train_loss=stats.train_loss,
+        bytes_up=stats.bytes_up,
+        bytes_down=stats.bytes_down,
+        seconds=stats.seconds,
+        participants=stats.participants,
+        failures=stats.failures,
+    )

@@ -1,0 +1,17 @@
+"""Package list for setuptools; everything else is in pyproject.toml.
+
+``strategies/`` at the top is published as ``flwr_kd.strategies``. setuptools' automatic discovery does not
+follow ``package-dir`` mappings, so the folders are found here: a new method needs no entry anywhere.
+"""
+
+from setuptools import find_packages, setup
+
+setup(
+    package_dir={"flwr_kd": "flwr_kd", "flwr_kd.strategies": "strategies"},
+    packages=[
+        *find_packages(include=["flwr_kd", "flwr_kd.*"]),
+        "flwr_kd.strategies",
+        *(f"flwr_kd.strategies.{name}" for name in find_packages("strategies")),
+    ],
+    package_data={"flwr_kd": ["py.typed"], "flwr_kd.strategies": ["*/README.md"]},
+)

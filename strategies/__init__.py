@@ -1,0 +1,1 @@
+"""The methods, one folder each; published as ``flwr_kd.strategies``."""

@@ -1,0 +1,88 @@
+"""FedHKD's client half: the loss of equation 11, and the client's own hyper-knowledge."""
+
+from __future__ import annotations
+
+import math
+import secrets
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from flwr_kd.client import KDClient, Objective, Task, batchnorm_frozen
+
+from .config import FedHKDConfig
+from .functional import add_noise, classifier_loss, feature_loss, local_knowledge, noise_predictions
+from .messages import HyperKnowledge
+from .strategy import pack, unpack
+
+
+class FedHKDClient(KDClient):
+    """Trains on cross-entropy plus the two regularisers, then shares what it knows of its classes.
+
+    Parameters
+    ----------
+    *args, **kwargs
+        See :class:`flwr_kd.client.KDClient`.
+    reproducible_noise : bool
+        Draw the noise from the run's seed, as a simulation needs. The server knows that seed and could take
+        the noise off again, so by default it is drawn from the operating system's randomness.
+    """
+
+    config_class = FedHKDConfig
+
+    def __init__(self, *args: Any, reproducible_noise: bool = False, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._reproducible_noise = reproducible_noise
+
+    def objective(self, task: Task) -> Objective:
+        """Return equation 11; cross-entropy alone while there is no global knowledge."""
+        config = cast(FedHKDConfig, task.config)
+        message = task.read(HyperKnowledge, D=self.feature_dim, C=self.num_classes)
+        if message is None:
+            return super().objective(task)
+        knowledge = unpack(message, self.num_classes)
+        representations = knowledge.representations.to(self.device)
+        predictions, known = knowledge.predictions.to(self.device), knowledge.known.to(self.device)
+
+        def loss(x: Tensor, y: Tensor) -> Tensor:
+            features = self.model.features(x)
+            total = F.cross_entropy(self.model.classify(features), y)
+            if config.classifier_weight:
+                # The global representations are not training data: a BatchNorm in the head must not see them.
+                with batchnorm_frozen(self.model):
+                    logits = self.model.classify(representations)
+                term = classifier_loss(logits, predictions, known, config.temperature)
+                total = total + config.classifier_weight * term
+            if config.gamma:
+                total = total + config.gamma * feature_loss(features, y, representations, known)
+            return total
+
+        return loss
+
+    def knowledge(self, task: Task) -> HyperKnowledge:
+        """Return the hyper-knowledge of the classes that the client may share (4), noised (7)."""
+        config = cast(FedHKDConfig, task.config)
+        features, logits, labels = self.extract(config.batch_size)
+        knowledge = local_knowledge(
+            features,
+            logits,
+            labels,
+            num_classes=self.num_classes,
+            threshold=config.threshold,
+            temperature=config.temperature,
+            # The bound is the noise's; without noise it would only distort.
+            clip=config.clip if config.noise != "none" else math.inf,
+        )
+        if config.noise != "none":
+            generator = self._noise_generator(task)
+            knowledge = add_noise(knowledge, sigma=config.sigma, clip=config.clip, generator=generator)
+            if config.noise == "all":
+                knowledge = noise_predictions(knowledge, sigma=config.sigma, generator=generator)
+        return pack(knowledge)
+
+    def _noise_generator(self, task: Task) -> torch.Generator:
+        if self._reproducible_noise:
+            return task.generator("noise")
+        return torch.Generator().manual_seed(secrets.randbits(63))

@@ -1,0 +1,232 @@
+"""FedHKD's maths: hyper-knowledge, its noise, its aggregation, and the two regularisers.
+
+Source: Chen, Wang, Vikalo, "The Best of Both Worlds: Accurate Global and Personalized Models through
+Federated Learning with Data-Free Hyper-Knowledge Distillation", ICLR 2023. Equation numbers are the paper's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flwr_kd.distillation import safe_norm, soft_targets
+from flwr_kd.privacy import noise_std
+
+from ..fedproto.functional import aggregate_means, class_means
+
+__all__ = [
+    "Knowledge",
+    "add_noise",
+    "aggregate_knowledge",
+    "classifier_loss",
+    "feature_loss",
+    "local_knowledge",
+    "noise_predictions",
+]
+
+
+@dataclass(frozen=True)
+class Knowledge:
+    r"""Hyper-knowledge :math:`\mathcal{K}^j = (\bar h^j, \bar q^j)` of every class j.
+
+    Attributes
+    ----------
+    representations : Tensor
+        ``[C, D]`` mean representations.
+    predictions : Tensor
+        ``[C, C]`` mean soft predictions.
+    counts : Tensor
+        ``[C]``, int64, samples behind each row. 0: there is no knowledge of the class, its rows are zero.
+    """
+
+    representations: Tensor
+    predictions: Tensor
+    counts: Tensor
+
+    @property
+    def known(self) -> Tensor:
+        """``[C]``, bool: the classes that have knowledge."""
+        return self.counts > 0
+
+
+def local_knowledge(
+    features: Tensor,
+    logits: Tensor,
+    labels: Tensor,
+    *,
+    num_classes: int,
+    threshold: float,
+    temperature: float,
+    clip: float,
+) -> Knowledge:
+    r"""Return a client's hyper-knowledge (equation 4), of the classes that it may share.
+
+    Parameters
+    ----------
+    features : Tensor
+        ``[N, D]``, the representations of all of the client's training samples, in eval mode.
+    logits : Tensor
+        ``[N, C]``, the model's outputs for the same samples.
+    labels : Tensor
+        ``[N]``, any integer type, in 0..C-1.
+    num_classes : int
+        C.
+    threshold : float
+        ν in [0, 1]: class j is shared only if :math:`N_i^j / N_i \ge \nu`.
+    temperature : float
+        T of the soft predictions, positive.
+    clip : float
+        ζ: each element of a representation is clipped to [-ζ, ζ] before averaging, which is what Lemma 1
+        asks for and BatchNorm does not guarantee.
+
+    Returns
+    -------
+    Knowledge
+        Classes that are absent or below the threshold have count 0. With no samples there is no knowledge.
+    """
+    means = class_means(features.clamp(-clip, clip), labels, num_classes)
+    soft = class_means(soft_targets(logits, temperature), labels, num_classes)
+    # As integers where ν is a fraction like 1/4: N_i^j / N_i in floats may fall below an exact ν.
+    shared = (means.counts > 0) & (means.counts.double() >= threshold * labels.shape[0] - 1e-9)
+    return _only(shared, Knowledge(means.means, soft.means, means.counts))
+
+
+def add_noise(knowledge: Knowledge, *, sigma: float, clip: float, generator: torch.Generator) -> Knowledge:
+    r"""Add :math:`\chi(l) \sim \mathcal{N}(0, (2\zeta / N^j)^2 \sigma^2)` to each element (equation 7).
+
+    Parameters
+    ----------
+    knowledge : Knowledge
+        Representations bounded by ζ in every element.
+    sigma : float
+        σ, at least 0; 0 returns the same values.
+    clip : float
+        ζ, which with the counts gives the sensitivity (Lemma 1).
+    generator : torch.Generator
+        On the CPU; the draw does not depend on the knowledge's device.
+
+    Returns
+    -------
+    Knowledge
+        Rows without knowledge stay zero; predictions and counts are unchanged.
+    """
+    shape = knowledge.representations.shape
+    draw = torch.randn(shape, generator=generator, dtype=torch.float64).to(knowledge.representations.device)
+    counts = knowledge.counts.clamp(min=1).cpu().numpy()
+    std = torch.as_tensor(noise_std(counts, clip, sigma), dtype=torch.float64).to(draw.device)
+    noisy = knowledge.representations + (draw * std.unsqueeze(1)).to(knowledge.representations.dtype)
+    return _only(knowledge.known, Knowledge(noisy, knowledge.predictions, knowledge.counts))
+
+
+def noise_predictions(knowledge: Knowledge, *, sigma: float, generator: torch.Generator) -> Knowledge:
+    r"""Noise the mean soft predictions too, which the paper does not.
+
+    By the argument of Lemma 1: elements lie in [0, 1], so one sample moves a mean by at most
+    :math:`1 / N^j`, and the noise is :math:`\mathcal{N}(0, (1 / N^j)^2 \sigma^2)` per element. The result is
+    made a distribution again (negative elements to 0, rows divided by their sum), which costs no privacy.
+
+    Parameters
+    ----------
+    knowledge : Knowledge
+        Its representations and counts are unchanged.
+    sigma : float
+        σ, at least 0.
+    generator : torch.Generator
+        On the CPU.
+
+    Returns
+    -------
+    Knowledge
+        Rows without knowledge stay zero. A row without a positive element becomes uniform.
+    """
+    draw = torch.randn(knowledge.predictions.shape, generator=generator, dtype=torch.float64)
+    std = sigma / knowledge.counts.clamp(min=1).double().unsqueeze(1)
+    noisy = (knowledge.predictions.double() + draw.to(std.device) * std).clamp(min=0)
+    total = noisy.sum(dim=1, keepdim=True)
+    noisy = torch.where(total > 0, noisy / total.where(total > 0, 1.0), 1 / noisy.shape[1])
+    noisy = noisy.to(knowledge.predictions.dtype)
+    return _only(knowledge.known, Knowledge(knowledge.representations, noisy, knowledge.counts))
+
+
+def aggregate_knowledge(knowledge: Sequence[Knowledge]) -> Knowledge:
+    r"""Return the global hyper-knowledge :math:`\sum_i \frac{N_i^j}{N^j} \mathcal{K}_i^j` (equation 9).
+
+    Parameters
+    ----------
+    knowledge : sequence of Knowledge
+        One per client, at least one. The order changes only rounding.
+
+    Returns
+    -------
+    Knowledge
+        A class that no client shares has count 0: the server sets :math:`\mathcal{K}^j = \emptyset`.
+
+    Raises
+    ------
+    ValueError
+        If there are no clients or their shapes differ.
+    """
+    counts = [item.counts for item in knowledge]
+    representations = aggregate_means([item.representations for item in knowledge], counts)
+    predictions = aggregate_means([item.predictions for item in knowledge], counts)
+    return Knowledge(representations.means, predictions.means, representations.counts)
+
+
+def classifier_loss(logits: Tensor, predictions: Tensor, known: Tensor, temperature: float) -> Tensor:
+    r"""Return :math:`\frac{1}{n} \sum_j \| Q(G(H^j), T) - Q^j \|_2`, the second term of equation 11.
+
+    Parameters
+    ----------
+    logits : Tensor
+        ``[C, C]``, the client's classifier on the global representations.
+    predictions : Tensor
+        ``[C, C]``, the global soft predictions, constant.
+    known : Tensor
+        ``[C]``, bool. Classes without knowledge add 0, but count in n, the number of classes.
+    temperature : float
+        T, positive.
+
+    Returns
+    -------
+    Tensor
+        A scalar, without the factor λ. A distance of exactly 0 has gradient 0.
+    """
+    distances = safe_norm(soft_targets(logits[known], temperature) - predictions[known].detach())
+    return distances.sum() / known.shape[0]
+
+
+def feature_loss(features: Tensor, labels: Tensor, representations: Tensor, known: Tensor) -> Tensor:
+    r"""Return :math:`\frac{1}{B} \sum_k \| R(x_k) - H^{y_k} \|_2`, the third term of equation 11.
+
+    Parameters
+    ----------
+    features : Tensor
+        ``[B, D]``.
+    labels : Tensor
+        ``[B]``, any integer type.
+    representations : Tensor
+        ``[C, D]``, the global representations, constant.
+    known : Tensor
+        ``[C]``, bool. Samples of a class without knowledge add 0, and still count in B.
+
+    Returns
+    -------
+    Tensor
+        A scalar, without the factor γ. A distance of exactly 0 has gradient 0; no samples give 0.
+    """
+    index = labels.long()
+    used = known[index]
+    distances = safe_norm(features[used] - representations[index[used]].detach())
+    return distances.sum() / max(features.shape[0], 1)
+
+
+def _only(keep: Tensor, knowledge: Knowledge) -> Knowledge:
+    rows = keep.unsqueeze(1)
+    return Knowledge(
+        torch.where(rows, knowledge.representations, 0.0),
+        torch.where(rows, knowledge.predictions, 0.0),
+        torch.where(keep, knowledge.counts, 0),
+    )

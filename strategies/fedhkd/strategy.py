@@ -1,0 +1,130 @@
+"""FedHKD's server half: weighted means of weights and of hyper-knowledge."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from logging import WARNING
+from typing import Any, ClassVar, cast
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord
+from flwr.common.logger import log
+
+from flwr_kd.payload import Payload, PayloadError
+from flwr_kd.privacy import noise_std
+from flwr_kd.strategy import KDStrategy, NDArray, Node, Outgoing, Reply
+
+from .config import FedHKDConfig
+from .functional import Knowledge, aggregate_knowledge
+from .messages import HyperKnowledge
+
+_DROWNING = 0.5
+"""Noise (std per element) above which the strategy warns; the paper's own setting has 0.16."""
+
+
+class FedHKD(KDStrategy):
+    """FedHKD (Chen et al., ICLR 2023): weights and per-class hyper-knowledge are averaged.
+
+    Algorithm 1, equations 1 and 9. The first round has no knowledge, so clients train on cross-entropy alone.
+    ``gamma=0`` is the paper's FedHKD*. For parameters, see :class:`flwr_kd.strategy.KDStrategy`; the
+    hyper-parameters are those of :class:`FedHKDConfig`.
+
+    Attributes
+    ----------
+    knowledge : Knowledge or None
+        The global hyper-knowledge; None before the first answers.
+    """
+
+    config_class = FedHKDConfig
+    reply_payloads: ClassVar[Mapping[str, type[Payload]]] = {"train": HyperKnowledge}
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.knowledge: Knowledge | None = None
+        self._warned = False
+
+    def configure_phase(
+        self, phase: str, server_round: int, nodes: list[Node], arrays: ArrayRecord | None
+    ) -> Iterable[Outgoing]:
+        """Send everyone the global weights and, from round 2 on, the global hyper-knowledge."""
+        payload = None if self.knowledge is None else pack(self.knowledge)
+        return [Outgoing(node, arrays, payload) for node in nodes]
+
+    def check_reply(self, phase: str, reply: Reply) -> None:
+        """Refuse knowledge of more samples than the client says it has."""
+        total = int(cast(HyperKnowledge, reply.payload).counts.sum())
+        if total > reply.num_examples:
+            raise PayloadError(f"knowledge of {total} samples from a client with {reply.num_examples}")
+
+    def aggregate_phase(
+        self, phase: str, server_round: int, replies: list[Reply], arrays: ArrayRecord | None
+    ) -> ArrayRecord | None:
+        """Average the knowledge by class counts (9) and the weights by sample counts (1)."""
+        messages = [cast(HyperKnowledge, reply.payload) for reply in replies]
+        self.knowledge = aggregate_knowledge(
+            [unpack(m, r.node.num_classes) for m, r in zip(messages, replies, strict=True)]
+        )
+        self._warn_of_noise(np.concatenate([message.counts for message in messages]))
+        return super().aggregate_phase(phase, server_round, replies, arrays)
+
+    def state_arrays(self) -> dict[str, NDArray]:
+        """Return the global hyper-knowledge."""
+        if self.knowledge is None:
+            return {}
+        return {
+            "representations": self.knowledge.representations.numpy(),
+            "predictions": self.knowledge.predictions.numpy(),
+            "counts": self.knowledge.counts.numpy(),
+        }
+
+    def load_state_arrays(self, state: Mapping[str, NDArray]) -> None:
+        """Take the global hyper-knowledge back."""
+        self.knowledge = None
+        if state:
+            self.knowledge = Knowledge(
+                torch.tensor(state["representations"]),
+                torch.tensor(state["predictions"]),
+                torch.tensor(state["counts"]),
+            )
+
+    def _warn_of_noise(self, counts: NDArray) -> None:
+        config = cast(FedHKDConfig, self.config)
+        if self._warned or config.noise == "none" or not counts.size:
+            return
+        std = noise_std(counts.astype(np.float64), config.clip, config.sigma)
+        if std.max() > _DROWNING:
+            self._warned = True
+            log(
+                WARNING,
+                "few samples per class: the noise on the representations has a standard deviation of %.2f to "
+                "%.2f per element (%d to %d samples; the paper's setting has 0.16), which drowns them; "
+                "noise='none' switches it off",
+                std.min(),
+                std.max(),
+                counts.max(),
+                counts.min(),
+            )
+
+
+def pack(knowledge: Knowledge) -> HyperKnowledge:
+    """Return the message of the classes that have knowledge."""
+    known = torch.nonzero(knowledge.known).flatten()
+    return HyperKnowledge(
+        classes=known.numpy().astype(np.int64),
+        representations=knowledge.representations[known].float().numpy(),
+        predictions=knowledge.predictions[known].float().numpy(),
+        counts=knowledge.counts[known].numpy().astype(np.int64),
+    )
+
+
+def unpack(message: HyperKnowledge, num_classes: int) -> Knowledge:
+    """Return dense knowledge of all classes; those that the message lacks have count 0."""
+    known = torch.tensor(message.classes)
+    representations = torch.zeros(num_classes, message.representations.shape[1])
+    predictions = torch.zeros(num_classes, num_classes)
+    counts = torch.zeros(num_classes, dtype=torch.int64)
+    representations[known] = torch.tensor(message.representations)
+    predictions[known] = torch.tensor(message.predictions)
+    counts[known] = torch.tensor(message.counts)
+    return Knowledge(representations, predictions, counts)

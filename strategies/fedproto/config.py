@@ -1,0 +1,12 @@
+"""FedProto's hyper-parameters."""
+
+from dataclasses import dataclass
+
+from flwr_kd.config import MethodConfig, hyper
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedProtoConfig(MethodConfig):
+    """FedProto; λ = 0.05 is the value in FedHKD's comparison (appendix A.1)."""
+
+    proto_weight: float = hyper(0.05, "λ, weight of the distance to the global prototypes", ge=0)

@@ -1,0 +1,144 @@
+"""FedProto's maths: class prototypes, their aggregation, and the distance to them.
+
+Source: Tan et al., "FedProto: Federated Prototype Learning across Heterogeneous Clients", AAAI 2022
+(arXiv 2105.00243). FedHKD builds on these functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flwr_kd.distillation import safe_norm
+
+__all__ = ["ClassMeans", "aggregate_means", "class_means", "prototype_loss"]
+
+
+@dataclass(frozen=True)
+class ClassMeans:
+    """A mean per class, and of how many samples it is.
+
+    Attributes
+    ----------
+    means : Tensor
+        ``[C, D]``; the row of a class with count 0 is zero and means nothing.
+    counts : Tensor
+        ``[C]``, int64.
+    """
+
+    means: Tensor
+    counts: Tensor
+
+
+def class_means(values: Tensor, labels: Tensor, num_classes: int) -> ClassMeans:
+    r"""Return the mean of the rows of each class: :math:`\bar h^j = \frac{1}{N^j} \sum_k h^{j,k}`.
+
+    Source: FedProto, the local prototype; FedHKD, equation 4. Differentiable in ``values``.
+
+    Parameters
+    ----------
+    values : Tensor
+        ``[N, D]``.
+    labels : Tensor
+        ``[N]``, any integer type, in 0..C-1.
+    num_classes : int
+        C.
+
+    Returns
+    -------
+    ClassMeans
+        A class without samples has count 0 and a zero row.
+
+    Raises
+    ------
+    ValueError
+        If shapes do not fit or a label is outside 0..C-1.
+
+    Examples
+    --------
+    >>> class_means(torch.tensor([[1.0], [3.0], [5.0]]), torch.tensor([0, 0, 2]), 3).means.flatten()
+    tensor([2., 0., 5.])
+    """
+    if values.ndim != 2 or labels.shape != values.shape[:1]:
+        raise ValueError(
+            f"values [N, D] and labels [N] expected, got {list(values.shape)}, {list(labels.shape)}"
+        )
+    index = labels.long()
+    if index.numel() and not (int(index.min()) >= 0 and int(index.max()) < num_classes):
+        raise ValueError(
+            f"labels must be in 0..{num_classes - 1}, got {int(index.min())}..{int(index.max())}"
+        )
+    counts = torch.bincount(index, minlength=num_classes)
+    sums = values.new_zeros(num_classes, values.shape[1]).index_add(0, index, values)
+    return ClassMeans(sums / counts.clamp(min=1).unsqueeze(1).to(values.dtype), counts)
+
+
+def aggregate_means(means: Sequence[Tensor], counts: Sequence[Tensor]) -> ClassMeans:
+    r"""Return per class the mean over clients, weighted by their sample counts.
+
+    :math:`H^j = \sum_i \frac{N_i^j}{N^j} \bar h_i^j` over the clients that have the class. Source: FedProto,
+    the global prototype, without its further factor :math:`1/|\mathcal{N}_j|` (with which the mean of equal
+    prototypes would not be that prototype); FedHKD, equation 9.
+
+    Parameters
+    ----------
+    means : sequence of Tensor
+        One ``[C, D]`` per client.
+    counts : sequence of Tensor
+        One ``[C]`` per client; a count of 0 leaves the client's row out.
+
+    Returns
+    -------
+    ClassMeans
+        In the input's dtype; summed in float64 in the order given. A class that no client has gets count 0.
+
+    Raises
+    ------
+    ValueError
+        If there are no clients, or the sequences or their shapes differ.
+    """
+    if not means or len(means) != len(counts):
+        raise ValueError(
+            f"as many means as counts and at least one expected, got {len(means)} and {len(counts)}"
+        )
+    if any(
+        m.shape != means[0].shape or c.shape != means[0].shape[:1] for m, c in zip(means, counts, strict=True)
+    ):
+        raise ValueError("all clients must have the same number of classes and features")
+    total = torch.zeros_like(counts[0], dtype=torch.int64)
+    sums = torch.zeros_like(means[0], dtype=torch.float64)
+    for mean, count in zip(means, counts, strict=True):
+        present = (count > 0).unsqueeze(1)
+        sums += torch.where(present, mean.double() * count.double().unsqueeze(1), 0.0)
+        total += count.long().clamp(min=0)
+    return ClassMeans((sums / total.clamp(min=1).unsqueeze(1)).to(means[0].dtype), total)
+
+
+def prototype_loss(features: Tensor, labels: Tensor, prototypes: Tensor, known: Tensor) -> Tensor:
+    r"""Return :math:`\sum_j d(C_i^j, \bar C^j)`, the distance of the batch's prototypes to the global ones.
+
+    Source: FedProto, the regularisation term :math:`\mathcal{L}_R`, with d the Euclidean distance and the
+    local prototype taken over the batch. The factor λ is the caller's.
+
+    Parameters
+    ----------
+    features : Tensor
+        ``[B, D]``.
+    labels : Tensor
+        ``[B]``, any integer type.
+    prototypes : Tensor
+        ``[C, D]``, constant.
+    known : Tensor
+        ``[C]``, bool: the classes that have a global prototype. Others add 0 and have no gradient.
+
+    Returns
+    -------
+    Tensor
+        A scalar. A distance of exactly 0 has gradient 0.
+    """
+    local = class_means(features, labels, prototypes.shape[0])
+    used = known & (local.counts > 0)
+    return safe_norm(local.means[used] - prototypes[used].detach()).sum()

@@ -1,0 +1,52 @@
+"""What travels in FedProto."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from flwr_kd.payload import Payload, PayloadError, array
+
+
+@dataclass(frozen=True, eq=False)
+class Prototypes(Payload, schema="fedproto.prototypes", version=1, hint="a smaller feature size D"):
+    """Class prototypes, both ways; only of the classes that have one.
+
+    Attributes
+    ----------
+    classes : ndarray
+        ``[K]``, the class of each row, ascending.
+    prototypes : ndarray
+        ``[K, D]``.
+    counts : ndarray
+        ``[K]``, samples behind each row, at least 1.
+    num_classes : int
+        C.
+    """
+
+    classes: npt.NDArray[np.int64] = array("int64", "K")
+    prototypes: npt.NDArray[np.float32] = array("float32", "K D")
+    counts: npt.NDArray[np.int64] = array("int64", "K")
+    num_classes: int = 0
+
+    def check(self) -> None:
+        """Refuse classes out of range or given twice, and counts below 1."""
+        check_classes(self.schema, self.classes, self.counts, self.num_classes)
+
+
+def check_classes(
+    schema: str, classes: npt.NDArray[np.int64], counts: npt.NDArray[np.int64], num_classes: int
+) -> None:
+    """Refuse classes out of range, not ascending or given twice, and counts outside 1..2^40.
+
+    Raises
+    ------
+    PayloadError
+        With the field and the rule.
+    """
+    if not 1 <= num_classes <= 2**31:
+        raise PayloadError(f"{schema}: field 'num_classes' must be at least 1, got {num_classes}")
+    if classes.size and (classes[0] < 0 or classes[-1] >= num_classes or (np.diff(classes) <= 0).any()):
+        raise PayloadError(f"{schema}: field 'classes' must be ascending, each once, in 0..{num_classes - 1}")
+    if counts.size and (counts.min() < 1 or counts.max() > 2**40):
+        raise PayloadError(f"{schema}: field 'counts' must be in 1..2^40, got {counts.min()}..{counts.max()}")

@@ -1,0 +1,99 @@
+"""FedProto's server half: the mean prototype of each class."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import ClassVar
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord
+
+from flwr_kd.payload import Payload, PayloadError
+from flwr_kd.strategy import KDStrategy, NDArray, Node, Outgoing, Reply
+
+from .config import FedProtoConfig
+from .functional import ClassMeans, aggregate_means
+from .messages import Prototypes
+
+
+class FedProto(KDStrategy):
+    """FedProto (Tan et al., AAAI 2022): class prototypes are exchanged, and no weights.
+
+    Clients may have different models with the same feature size. There is no global model. For parameters,
+    see :class:`flwr_kd.strategy.KDStrategy`; ``initial_arrays`` may be empty and is not sent.
+    """
+
+    config_class = FedProtoConfig
+    reply_payloads: ClassVar[Mapping[str, type[Payload]]] = {"train": Prototypes}
+    reply_arrays = frozenset()
+    sends_weights = False
+
+    prototypes: ClassMeans | None = None
+    """The global prototypes; None before the first answers."""
+    _sizes: tuple[int, int] | None = None
+
+    def accept_node(self, node: Node) -> str | None:
+        """Refuse a client with another number of classes or features than the first."""
+        sizes = (node.num_classes, node.feature_dim)
+        self._sizes = self._sizes or sizes
+        if sizes != self._sizes:
+            return (
+                f"{sizes[0]} classes and {sizes[1]} features, expected {self._sizes[0]} and {self._sizes[1]}"
+            )
+        return None
+
+    def configure_phase(
+        self, phase: str, server_round: int, nodes: list[Node], arrays: ArrayRecord | None
+    ) -> Iterable[Outgoing]:
+        """Send everyone the global prototypes, where there are any."""
+        payload = None if self.prototypes is None else pack(self.prototypes)
+        return [Outgoing(node, payload=payload) for node in nodes]
+
+    def check_reply(self, phase: str, reply: Reply) -> None:
+        """Refuse another number of classes."""
+        message = reply.payload
+        assert isinstance(message, Prototypes)
+        if message.num_classes != reply.node.num_classes:
+            raise PayloadError(f"{message.num_classes} classes, expected {reply.node.num_classes}")
+
+    def aggregate_phase(
+        self, phase: str, server_round: int, replies: list[Reply], arrays: ArrayRecord | None
+    ) -> ArrayRecord | None:
+        """Average the prototypes, weighted by class counts; a class without an answer has none."""
+        means = [unpack(r.payload) for r in replies if isinstance(r.payload, Prototypes)]
+        self.prototypes = aggregate_means([m.means for m in means], [m.counts for m in means])
+        return None
+
+    def state_arrays(self) -> dict[str, NDArray]:
+        """Return the global prototypes."""
+        if self.prototypes is None:
+            return {}
+        return {"means": self.prototypes.means.numpy(), "counts": self.prototypes.counts.numpy()}
+
+    def load_state_arrays(self, state: Mapping[str, NDArray]) -> None:
+        """Take the global prototypes back."""
+        self.prototypes = None
+        if state:
+            self.prototypes = ClassMeans(torch.tensor(state["means"]), torch.tensor(state["counts"]))
+
+
+def pack(prototypes: ClassMeans) -> Prototypes:
+    """Return the message of the classes that have a prototype."""
+    known = torch.nonzero(prototypes.counts > 0).flatten()
+    return Prototypes(
+        classes=known.numpy().astype(np.int64),
+        prototypes=prototypes.means[known].float().numpy(),
+        counts=prototypes.counts[known].numpy().astype(np.int64),
+        num_classes=len(prototypes.counts),
+    )
+
+
+def unpack(message: Prototypes) -> ClassMeans:
+    """Return dense means ``[C, D]``; classes that the message lacks have count 0."""
+    known = torch.tensor(message.classes)
+    means = torch.zeros(message.num_classes, message.prototypes.shape[1])
+    counts = torch.zeros(message.num_classes, dtype=torch.int64)
+    means[known] = torch.tensor(message.prototypes)
+    counts[known] = torch.tensor(message.counts)
+    return ClassMeans(means, counts)

