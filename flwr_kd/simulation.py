@@ -246,7 +246,9 @@ def evaluator(
         model.load_state_dict(arrays.to_torch_state_dict())
         model.eval()
         right, loss = 0, 0.0
-        for x, y in zip(bundle.test.x.split(batch_size), bundle.test.y.split(batch_size), strict=True):
+        for x, y in zip(
+            torch.split(bundle.test.x, batch_size), torch.split(bundle.test.y, batch_size), strict=True
+        ):
             logits = model(x)
             right += int((logits.argmax(dim=1) == y).sum())
             loss += float(nn.functional.cross_entropy(logits, y, reduction="sum"))

@@ -15,7 +15,7 @@ from torch import Tensor
 from flwr_kd.distillation import safe_norm, soft_targets
 from flwr_kd.privacy import noise_std
 
-from ..fedproto.functional import aggregate_means, class_means
+from ..fedproto.functional import aggregate_means, check_features, class_index, class_means
 
 __all__ = [
     "Knowledge",
@@ -86,7 +86,18 @@ def local_knowledge(
     -------
     Knowledge
         Classes that are absent or below the threshold have count 0. With no samples there is no knowledge.
+
+    Raises
+    ------
+    ValueError
+        If an option is out of its range, shapes do not fit, or a label is not one of the classes.
     """
+    if not 0 <= threshold <= 1:
+        raise ValueError(f"threshold must be in [0, 1], got {threshold}")
+    if not clip > 0:
+        raise ValueError(f"clip must be greater than 0, got {clip}")
+    if logits.ndim != 2 or logits.shape[1] != num_classes:
+        raise ValueError(f"logits must be [N, {num_classes}], got {list(logits.shape)}")
     means = class_means(features.clamp(-clip, clip), labels, num_classes)
     soft = class_means(soft_targets(logits, temperature), labels, num_classes)
     # As integers where ν is a fraction like 1/4: N_i^j / N_i in floats may fall below an exact ν.
@@ -193,7 +204,15 @@ def classifier_loss(logits: Tensor, predictions: Tensor, known: Tensor, temperat
     -------
     Tensor
         A scalar, without the factor λ. A distance of exactly 0 has gradient 0.
+
+    Raises
+    ------
+    ValueError
+        If the shapes differ.
     """
+    if logits.shape != predictions.shape or known.shape != logits.shape[:1]:
+        shapes = [list(tensor.shape) for tensor in (logits, predictions, known)]
+        raise ValueError(f"logits and predictions must have one shape [C, C] and known [C], got {shapes}")
     distances = safe_norm(soft_targets(logits[known], temperature) - predictions[known].detach())
     return distances.sum() / known.shape[0]
 
@@ -216,8 +235,14 @@ def feature_loss(features: Tensor, labels: Tensor, representations: Tensor, know
     -------
     Tensor
         A scalar, without the factor γ. A distance of exactly 0 has gradient 0; no samples give 0.
+
+    Raises
+    ------
+    ValueError
+        If shapes do not fit or a label is not one of the classes.
     """
-    index = labels.long()
+    check_features(features, representations)
+    index = class_index(labels, representations.shape[0])
     used = known[index]
     distances = safe_norm(features[used] - representations[index[used]].detach())
     return distances.sum() / max(features.shape[0], 1)

@@ -5,6 +5,7 @@ Source: Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 202
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import torch
@@ -36,14 +37,21 @@ def proximal_term(parameters: Iterable[Tensor], reference: Iterable[Tensor], mu:
     Raises
     ------
     ValueError
-        If the two do not hold the same number of tensors, or none.
+        If the two differ in number or shapes, there are none, or μ is out of range.
 
     Examples
     --------
     >>> proximal_term([torch.tensor([3.0, 4.0])], [torch.zeros(2)], mu=0.1)
     tensor(1.2500)
     """
-    squares = [(w - w_t.detach()).square().sum() for w, w_t in zip(parameters, reference, strict=True)]
-    if not squares:
-        raise ValueError("no parameters: pass lists, a generator is empty after the first batch")
+    if not (math.isfinite(mu) and mu >= 0):
+        raise ValueError(f"mu must be finite and at least 0, got {mu}")
+    trained, fixed = list(parameters), list(reference)
+    shapes = [[tuple(tensor.shape) for tensor in tensors] for tensors in (trained, fixed)]
+    if not trained or shapes[0] != shapes[1]:
+        raise ValueError(
+            f"parameters and reference must have the same shapes, got {len(trained)} and {len(fixed)} tensors; "
+            "pass the reference as a list: a generator is empty after the first batch"
+        )
+    squares = [(w - w_t.detach()).square().sum() for w, w_t in zip(trained, fixed, strict=True)]
     return mu / 2 * torch.stack(squares).sum()

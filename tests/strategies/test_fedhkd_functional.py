@@ -9,14 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from scipy.special import rel_entr, softmax
-from scipy.stats import entropy, kstest
-from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, one_hot
-
-from flwr_kd.distillation import cross_entropy_soft, kl_divergence, safe_norm, soft_targets
 from flwr_kd.strategies.fedhkd import (
     Knowledge,
     add_noise,
@@ -25,6 +17,14 @@ from flwr_kd.strategies.fedhkd import (
     feature_loss,
     local_knowledge,
 )
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.special import rel_entr, softmax
+from scipy.stats import entropy, kstest
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, one_hot
+
+from flwr_kd.distillation import cross_entropy_soft, kl_divergence, safe_norm, soft_targets
 
 
 def _load_oracle() -> ModuleType:
