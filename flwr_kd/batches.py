@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from typing import Any, cast
 
@@ -11,6 +12,7 @@ from torch.utils.data import (
     BatchSampler,
     DataLoader,
     Dataset,
+    IterableDataset,
     RandomSampler,
     SequentialSampler,
     TensorDataset,
@@ -60,7 +62,9 @@ class Batches:
     ) -> None:
         self.loader = source if isinstance(source, DataLoader) else None
         self.dataset: Any = self.loader.dataset if self.loader is not None else source
-        if not isinstance(self.dataset, Sized) or not hasattr(self.dataset, "__getitem__"):
+        # Every torch Dataset inherits a __getitem__ that raises, also an iterable one with a length.
+        indexed = hasattr(self.dataset, "__getitem__") and not isinstance(self.dataset, IterableDataset)
+        if not isinstance(self.dataset, Sized) or not indexed:
             raise DatasetError(
                 f"a map-style data set with __len__ and __getitem__ is expected, got {type(self.dataset).__name__}"
             )
@@ -171,13 +175,16 @@ def normalize_labels(labels: Any, num_classes: int, classes: Mapping[Any, int] |
     Raises
     ------
     DatasetError
-        If a label is not whole, or not one of the classes.
+        If a label is not whole, or not one of the classes, or there are several per sample.
 
     Examples
     --------
     >>> normalize_labels(torch.tensor([3, 7, 3], dtype=torch.uint8), 2, {3: 0, 7: 1})
     tensor([0, 1, 0])
     """
+    shape = tuple(getattr(labels, "shape", ()))
+    if math.prod(shape[1:]) != 1:
+        raise DatasetError(f"one label per sample expected, [B] or [B, 1], got shape {list(shape)}")
     if classes is not None:
         values = labels.reshape(-1).tolist() if isinstance(labels, Tensor) else list(labels)
         unknown = [value for value in values if _plain(value) not in classes]

@@ -19,7 +19,7 @@ from rich.table import Table
 from . import __version__, privacy, registry, results
 from .config import ConfigError, MethodConfig, unknown_name
 from .data import DataError
-from .results import Comparison, ResultExistsError, RunResult
+from .results import Comparison, ResultError, ResultExistsError, RunResult
 from .strategy import RoundStats
 
 app = typer.Typer(
@@ -328,7 +328,7 @@ def main() -> None:
 
     try:
         app(standalone_mode=False)
-    except (ConfigError, DataError, ResultExistsError, UsageError, ImportError) as error:
+    except (ConfigError, DataError, ResultError, ResultExistsError, UsageError, ImportError) as error:
         _fail(str(error), 2)
     except click.exceptions.Exit as error:
         sys.exit(error.exit_code)

@@ -217,7 +217,10 @@ def _described(metadata: Mapping[str, Any]) -> str:
 
 def _checked(name: str, value: Any, kind: type, metadata: Mapping[str, Any]) -> Scalar:
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
+        try:
+            value = float(value)
+        except OverflowError:
+            raise ConfigError(f"{name} must be finite, got a whole number beyond float's range") from None
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         raise ConfigError(f"{name} must be of type {kind.__name__}, got {value!r}")
     if isinstance(value, float) and not math.isfinite(value):

@@ -203,7 +203,12 @@ class Payload:
                 raise PayloadError(
                     f"{cls.schema}: field {name[:80]!r} has dtype {tensor['dtype']}, not supported"
                 )
-            values[name] = np.frombuffer(tensor["data"], dtype=dtype).reshape(tensor["shape"])
+            try:
+                values[name] = np.frombuffer(tensor["data"], dtype=dtype).reshape(tensor["shape"])
+            except (ValueError, OverflowError) as error:
+                raise PayloadError(
+                    f"{cls.schema}: field {name[:80]!r} has an impossible shape ({error})"
+                ) from None
         try:
             scalars = json.loads(metadata.get("scalars", "{}"))
         except (ValueError, RecursionError):
@@ -229,7 +234,10 @@ class Payload:
         for name, kind in _scalars(type(self)).items():
             value = getattr(self, name)
             if kind is float and type(value) is int:
-                value = float(value)
+                try:
+                    value = float(value)
+                except OverflowError:
+                    raise PayloadError(f"{self.schema}: field {name!r} is beyond float's range") from None
                 object.__setattr__(self, name, value)
             if type(value) is not kind:
                 raise PayloadError(

@@ -7,6 +7,7 @@ so that the order in which clients run, and in how many processes, cannot change
 from __future__ import annotations
 
 import hashlib
+import operator
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,7 +27,9 @@ def derive_seed(seed: int, *purpose: int | str) -> int:
     >>> derive_seed(0, "sample", 1) == derive_seed(0, "sample", 1) != derive_seed(0, "sample", 2)
     True
     """
-    text = repr((int(seed), *purpose)).encode()
+    # repr(np.int64(1)) is not repr(1): plain numbers and texts first.
+    parts = (str(part) if isinstance(part, str) else operator.index(part) for part in purpose)
+    text = repr((int(seed), *parts)).encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1
 
 
@@ -54,7 +57,11 @@ def _may_draw_from_global_rng(model: nn.Module) -> bool:
     wrapped = getattr(model, "original", None)
     modules = [*model.modules(), *([wrapped] if isinstance(wrapped, nn.Module) else [])]
     return any(
-        isinstance(m, random_layers) or not f"{type(m).__module__}.".startswith(_SILENT_CODE) for m in modules
+        isinstance(m, random_layers)
+        # Recurrent and attention layers drop out without a dropout layer inside.
+        or (isinstance(m, nn.RNNBase | nn.MultiheadAttention) and m.dropout > 0)
+        or not f"{type(m).__module__}.".startswith(_SILENT_CODE)
+        for m in modules
     )
 
 

@@ -182,7 +182,7 @@ class RoundStats:
         self.bytes_up += up
 
 
-@dataclass
+@dataclass(repr=False)  # Flower's tells the arrays' size, a dataclass's would print all their bytes
 class KDResult(Result):
     """Flower's ``Result`` and, per round, what the round did."""
 
@@ -278,6 +278,8 @@ class KDStrategy(Strategy):
         self._sent: dict[str, Outgoing] = {}
         self._timeout = 3600.0
         self._hooked: list[Message] = []
+        self._present: list[Node] = []
+        self._begun = False
 
     # ------------------------------------------------------------------ hooks for a method's author
 
@@ -462,12 +464,12 @@ class KDStrategy(Strategy):
             raise RuntimeError(
                 f"{type(self).__name__} has the phases {', '.join(self.phases)} per round; call its own start()"
             )
-        if not self.template.names:
+        if server_round == 1 or not self._begun:
             self._begin(arrays)
-        if server_round == 1:
             self._wait_for_nodes(grid)
         self.stats = RoundStats(server_round)
         nodes = self._refresh_nodes(grid)
+        self._present = nodes
         chosen = self.select(self.phases[0], server_round, nodes, [])
         outgoing = list(self.configure_phase(self.phases[0], server_round, chosen, arrays)) if chosen else []
         self._hooked = self._train_messages(self.phases[0], server_round, outgoing, dict(config))
@@ -492,8 +494,7 @@ class KDStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Build the evaluation's messages; none unless ``fraction_evaluate`` is above 0."""
-        nodes = sorted(self._nodes.values(), key=lambda node: node.order)
-        self._hooked = self._evaluate_messages(server_round, nodes, arrays, dict(config))
+        self._hooked = self._evaluate_messages(server_round, self._present, arrays, dict(config))
         return list(self._hooked)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
@@ -519,6 +520,9 @@ class KDStrategy(Strategy):
         if self.sends_weights and not self.template.names:
             raise ConfigError(f"{type(self).__name__} needs initial_arrays: ArrayRecord(model.state_dict())")
         self._nodes, self._refused = {}, {}
+        # A strategy may be started again; what it learnt in the run before is not this run's.
+        self.load_state_arrays({})
+        self._begun = True
 
     def _wait_for_nodes(self, grid: Grid) -> None:
         """Wait for enough fitting nodes: in a simulation, none may be registered at first."""

@@ -105,7 +105,7 @@ class ArrayTemplate:
                 tuple(str(dtype) for dtype in dtypes),
                 tuple(tuple(int(size) for size in shape) for shape in shapes),
             )
-        except (TypeError, ValueError, RecursionError) as error:
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise PayloadError(f"'arrays' is not a list of names, dtypes and shapes ({error})") from None
         if not len(template.names) == len(template.dtypes) == len(template.shapes):
             raise PayloadError("'arrays' has lists of different lengths")
@@ -240,7 +240,7 @@ def read_evaluate_reply(message: Message) -> EvaluateReply:
     """
     content = _content(message)
     loss = _record(content.metric_records, "evaluateres.loss").get("loss")
-    if not isinstance(loss, int | float) or not math.isfinite(loss):
+    if not isinstance(loss, int | float) or not _finite(loss):
         raise PayloadError(f"loss must be a finite number, got {loss!r}")
     config = _record(content.config_records, "evaluateres.metrics")
     return EvaluateReply(float(loss), _num_examples(content, "evaluateres"), _metrics(config))
@@ -311,9 +311,16 @@ def _num_examples(content: RecordDict, res: str) -> int:
 def _metrics(config: Mapping[str, Any]) -> dict[str, float]:
     numbers = {k: v for k, v in config.items() if isinstance(v, int | float) and not isinstance(v, bool)}
     for name, value in numbers.items():
-        if not math.isfinite(value):
+        if not _finite(value):
             raise PayloadError(f"metric {name!r} must be finite, got {value}")
     return {name: float(value) for name, value in numbers.items()}
+
+
+def _finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number beyond float's range
+        return False
 
 
 def _ndarray(name: str, value: Array) -> NDArray:
@@ -333,14 +340,6 @@ def _ndarray(name: str, value: Array) -> NDArray:
             raise ValueError(f"{len(body)} bytes for shape {shape} of {dtype}")
         flat = np.frombuffer(body, dtype=dtype, count=math.prod(shape))
         return flat.reshape(shape, order="F" if fortran else "C")
-    except (
-        KeyError,
-        TypeError,
-        ValueError,
-        SyntaxError,
-        MemoryError,
-        RecursionError,
-        OverflowError,
-    ) as error:
+    except Exception as error:  # numpy's header parser lets IndexError, TokenError and others out
         text = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
         raise PayloadError(f"array {name[:80]!r} is not a numpy array ({text})") from None

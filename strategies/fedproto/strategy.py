@@ -31,15 +31,14 @@ class FedProto(KDStrategy):
 
     prototypes: ClassMeans | None = None
     """The global prototypes; None before the first answers."""
-    _sizes: tuple[int, int] | None = None
 
     def accept_node(self, node: Node) -> str | None:
         """Refuse a client with another number of classes or features than the first."""
-        sizes = (node.num_classes, node.feature_dim)
-        self._sizes = self._sizes or sizes
-        if sizes != self._sizes:
+        first = next(iter(self._nodes.values()), node)
+        if (node.num_classes, node.feature_dim) != (first.num_classes, first.feature_dim):
             return (
-                f"{sizes[0]} classes and {sizes[1]} features, expected {self._sizes[0]} and {self._sizes[1]}"
+                f"{node.num_classes} classes and {node.feature_dim} features, "
+                f"expected {first.num_classes} and {first.feature_dim}"
             )
         return None
 

@@ -1,0 +1,28 @@
+"""FedHKD's ClientApp: a client that trains on its part of the data set."""
+
+from flwr.app import Context
+from flwr.client import Client
+from flwr.clientapp import ClientApp
+from flwr_kd.strategies.fedhkd import FedHKDClient
+
+from flwr_kd.simulation import client_splits
+
+from . import data, experiment
+
+
+def client_fn(context: Context) -> Client:
+    index, clients = (int(context.node_config[name]) for name in ("partition-id", "num-partitions"))
+    run = experiment(context, clients)
+    # With data of your own, these two lines are what changes.
+    samples = data(run.dataset, run.seed, run.data_dir).train
+    train_rows, test_rows = client_splits(run)[index]
+    return FedHKDClient(
+        run.build_model(),
+        samples.subset(train_rows),
+        samples.subset(test_rows),
+        context=context,
+        reproducible_noise=bool(context.run_config["reproducible-noise"]),
+    ).to_client()
+
+
+app = ClientApp(client_fn=client_fn)

@@ -1,0 +1,112 @@
+"""Small federations that need no Ray."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import ArrayRecord, Context
+from flwr.clientapp import ClientApp
+
+from flwr_kd import registry
+from flwr_kd.data import ArrayDataset
+from flwr_kd.inline import InlineGrid
+from flwr_kd.models import build_model
+from flwr_kd.strategy import KDResult, KDStrategy
+
+CLASSES = 4
+SHAPE = (1, 4, 4)
+
+
+def blobs(size: int, seed: int, classes: int = CLASSES) -> ArrayDataset:
+    """Return a data set that can be learnt: one noisy pattern per class."""
+    generator = torch.Generator().manual_seed(1)
+    patterns = torch.randn(classes, *SHAPE, generator=generator)
+    generator.manual_seed(seed)
+    y = torch.arange(size) % classes
+    return ArrayDataset(patterns[y] + 0.5 * torch.randn(size, *SHAPE, generator=generator), y)
+
+
+def small_model(name: str = "mlp", seed: int = 0) -> torch.nn.Module:
+    return build_model(name, input_shape=SHAPE, num_classes=CLASSES, seed=seed, feature_dim=8)
+
+
+class Federation:
+    """Clients of one method on the inline grid."""
+
+    def __init__(self, name: str, clients: int = 4) -> None:
+        self.method, self.clients = registry.get(name), clients
+        self.models = ["mlp"] * clients
+
+    def app(self) -> ClientApp:
+        def client_fn(context: Context) -> Any:
+            index = int(context.node_config["partition-id"])
+            client = self.method.client(
+                small_model(self.models[index]),
+                blobs(24 + index, index),
+                blobs(8, 100 + index),
+                context=context,
+                device="cpu",
+                **self.method.client_options,
+            )
+            return client.to_client()
+
+        return ClientApp(client_fn=client_fn)
+
+    def strategy(self, **options: Any) -> KDStrategy:
+        settings = ["local-epochs=1", "batch-size=8"]
+        options.setdefault("min_available_nodes", self.clients)
+        return self.method.strategy(self.method.config(settings), **options)
+
+    def initial(self) -> ArrayRecord:
+        return ArrayRecord(small_model().state_dict())
+
+    def run(
+        self, rounds: int = 2, *, grid: dict[str, Any] | None = None, timeout: float = 30.0, **options: Any
+    ) -> tuple[KDStrategy, KDResult]:
+        strategy = self.strategy(**options)
+        inline = InlineGrid(self.app(), self.clients, **(grid or {}))
+        try:
+            return strategy, strategy.start(inline, self.initial(), num_rounds=rounds, timeout=timeout)
+        finally:
+            inline.close()
+
+
+@pytest.fixture
+def federation() -> Callable[..., Federation]:
+    return Federation
+
+
+@pytest.fixture
+def make_blobs() -> Callable[..., ArrayDataset]:
+    return blobs
+
+
+@pytest.fixture
+def make_model() -> Callable[..., torch.nn.Module]:
+    return small_model
+
+
+@pytest.fixture
+def numbers() -> Callable[[KDResult], list[tuple[Any, ...]]]:
+    """Return what must be the same in two equal runs: everything but the time."""
+
+    def read(result: KDResult) -> list[tuple[Any, ...]]:
+        arrays = [(name, value.data) for name, value in result.arrays.items()]
+        rounds = [
+            (
+                r.local_accuracy,
+                r.global_accuracy,
+                r.train_loss,
+                r.bytes_up,
+                r.bytes_down,
+                r.participants,
+                r.failures,
+            )
+            for r in result.rounds
+        ]
+        return [*rounds, *arrays]
+
+    return read
