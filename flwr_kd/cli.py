@@ -25,7 +25,6 @@ from .strategy import RoundStats
 app = typer.Typer(
     name="flwr-kd",
     help="Federated knowledge distillation for Flower.",
-    no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -209,11 +208,16 @@ def show_privacy(
 
 
 @app.callback(invoke_without_command=True)
-def top(version: Annotated[bool, typer.Option("--version", help="print the version")] = False) -> None:
+def top(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="print the version")] = False,
+) -> None:
     """Federated knowledge distillation for Flower."""
     if version:
         print(f"flwr-kd {__version__}")
         raise typer.Exit
+    if context.invoked_subcommand is None:
+        print(context.get_help())
 
 
 def _describe(method: registry.Method, as_json: bool) -> None:

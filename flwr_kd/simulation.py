@@ -108,6 +108,8 @@ class Experiment:
         for name in self.models:
             if name not in MODELS:
                 raise ConfigError(unknown_name("model", name, MODELS))
+        if self.feature_dim is not None and self.feature_dim < 1:
+            raise ConfigError(f"feature-dim must be a whole number from 1, got {self.feature_dim!r}")
         if not 0 < self.fraction_train <= 1:
             raise ConfigError(f"fraction-train must be in (0, 1], got {self.fraction_train}")
         resolve_device(self.device)
@@ -122,16 +124,25 @@ class Experiment:
         return {name: value for name, value in asdict(self).items() if name != "seed"}
 
     def build_model(self, index: int = 0) -> nn.Module:
-        """Return the initial model of a client; the same for all clients with the same architecture."""
+        """Return the initial model of a client; the same for all clients with the same architecture.
+
+        Raises
+        ------
+        ConfigError
+            If the model does not take the data set's inputs.
+        """
         bundle = _bundle(self)
         name = self.models[index % len(self.models)]
-        return build_model(
-            name,
-            input_shape=bundle.input_shape,
-            num_classes=bundle.num_classes,
-            seed=derive_seed(self.seed, "model", name),
-            feature_dim=self.feature_dim,
-        )
+        try:
+            return build_model(
+                name,
+                input_shape=bundle.input_shape,
+                num_classes=bundle.num_classes,
+                seed=derive_seed(self.seed, "model", name),
+                feature_dim=self.feature_dim,
+            )
+        except ValueError as error:
+            raise ConfigError(f"model {name} does not fit {self.dataset}: {error}") from None
 
 
 @dataclass

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -55,10 +56,11 @@ class Federation:
 
         return ClientApp(client_fn=client_fn)
 
-    def strategy(self, **options: Any) -> KDStrategy:
-        settings = ["local-epochs=1", "batch-size=8"]
+    def strategy(self, *settings: str, **options: Any) -> KDStrategy:
         options.setdefault("min_available_nodes", self.clients)
-        return self.method.strategy(self.method.config(settings), **options)
+        return self.method.strategy(
+            self.method.config(["local-epochs=1", "batch-size=8", "learning-rate=0.005", *settings]), **options
+        )
 
     def initial(self) -> ArrayRecord:
         return ArrayRecord(small_model().state_dict())
@@ -72,6 +74,18 @@ class Federation:
             return strategy, strategy.start(inline, self.initial(), num_rounds=rounds, timeout=timeout)
         finally:
             inline.close()
+
+
+@pytest.fixture()
+def flower_log() -> Iterator[list[str]]:
+    """Give Flower's warnings, whose logger does not pass them on to pytest's."""
+    lines: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("flwr")
+    logger.addHandler(handler)
+    yield lines
+    logger.removeHandler(handler)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from flwr.app import ArrayRecord
 
 from flwr_kd import registry
-from flwr_kd.inline import GARBAGE, Fault
+from flwr_kd.inline import GARBAGE, Fault, InlineGrid
 from flwr_kd.strategy import HandshakeError, KDStrategy
 
 METHODS = list(registry.methods())
@@ -47,32 +47,41 @@ def test_two_rounds_reach_everyone(name: str, federation: Any) -> None:
 
 @every
 def test_learning_goes_on(name: str, federation: Any) -> None:
-    _, result = federation(name).run(rounds=12)
+    _, result = federation(name).run(rounds=6)
     first, last = result.rounds[0], result.rounds[-1]
     assert last.local_accuracy > first.local_accuracy
-    assert last.local_accuracy > 0.6
+    assert last.local_accuracy > 0.75
 
 
 @every
-def test_a_client_that_raises_costs_its_own_contribution(name: str, federation: Any) -> None:
-    _, result = federation(name).run(grid={"faults": {1: Fault("raise", frozenset({1}))}})
+@pytest.mark.parametrize("kind", ["raise", "silent", "late"])
+def test_a_faulty_client_costs_its_own_contribution(
+    name: str, kind: str, federation: Any, numbers: Callable[..., Any]
+) -> None:
+    _, result = federation(name).run(grid={"faults": {1: Fault(kind, frozenset({1}))}}, timeout=0.4)
     assert [(r.participants, r.failures) for r in result.rounds] == [(3, 1), (4, 0)]
+    assert 1 in result.rounds[0].bytes_by_partition or result.rounds[0].bytes_down == 0
+    assert result.rounds[0].bytes_by_partition.get(1, (0, 0))[1] == 0
+    if kind != "raise":
+        # However the answer was lost, the others' numbers are the same.
+        _, other = federation(name).run(grid={"faults": {1: Fault("raise", frozenset({1}))}}, rounds=1)
+        assert numbers(other)[0] == numbers(result)[0]
 
 
 @every
 @pytest.mark.parametrize("kind", list(GARBAGE))
 def test_garbage_is_dropped_or_harmless(name: str, kind: str, federation: Any) -> None:
-    fed = federation(name)
-    strategy, result = fed.run(grid={"faults": {2: Fault("garbage", garble=GARBAGE[kind])}})
-    for stats in result.rounds:
-        assert stats.participants + stats.failures == 4
-        assert stats.participants >= 3
+    fault = Fault("garbage", frozenset({1}), garble=GARBAGE[kind])
+    strategy, result = federation(name).run(grid={"faults": {2: fault}})
+    first, second = result.rounds
+    assert first.participants + first.failures == 4
+    assert first.participants >= 3
+    assert (second.participants, second.failures) == (4, 0)
     for value in [*strategy.state_arrays().values(), *(a.numpy() for a in result.arrays.values())]:
         assert np.isfinite(value).all()
-    if strategy.reply_payloads and "payload" in kind:
-        assert result.rounds[0].failures == 1
-    if strategy.reply_arrays and "arrays" in kind:
-        assert result.rounds[0].failures == 1
+    always = kind in ("negative-examples", "metrics-of-nan", "no-records", "other-records", "payload-of-text")
+    if always or (strategy.reply_payloads and "payload" in kind) or (strategy.reply_arrays and "arrays" in kind):
+        assert first.failures == 1
 
 
 @every
@@ -84,7 +93,7 @@ def test_a_round_without_answers_changes_nothing(name: str, kind: str, federatio
     assert (result.rounds[0].participants, result.rounds[0].failures) == (0, 4)
     assert strategy.state_arrays() == {}
     assert [a.data for a in result.arrays.values()] == [a.data for a in fed.initial().values()]
-    _, longer = fed.run(rounds=2, grid={"faults": faults}, timeout=0.5)
+    _, longer = fed.run(rounds=2, grid={"faults": faults}, timeout=0.3)
     assert longer.rounds[1].participants == 4
 
 
@@ -99,6 +108,16 @@ def test_same_seed_same_numbers(name: str, federation: Any, numbers: Callable[..
 def test_node_ids_do_not_matter(name: str, federation: Any, numbers: Callable[..., Any]) -> None:
     one, other = (federation(name).run(grid={"seed": seed}, fraction_train=0.5)[1] for seed in (1, 2))
     assert numbers(one) == numbers(other)
+
+
+@every
+def test_a_strategy_can_be_started_again(name: str, federation: Any, numbers: Callable[..., Any]) -> None:
+    fed = federation(name)
+    strategy = fed.strategy()
+    first, second = (
+        strategy.start(InlineGrid(fed.app(), fed.clients), fed.initial(), num_rounds=2) for _ in range(2)
+    )
+    assert numbers(first) == numbers(second)
 
 
 @every

@@ -157,10 +157,11 @@ class TestForkedGlobalRng:
         assert torch.equal(*results)
         assert torch.equal(torch.get_rng_state(), before)
 
-    def test_put_back_after_an_error(self) -> None:
+    def test_put_back_after_an_error_in_the_model(self) -> None:
+        model = nn.Sequential(nn.Dropout(), nn.Linear(2, 2))  # its initial weights are global draws
         before = torch.get_rng_state()
-        with pytest.raises(RuntimeError, match="mat1 and mat2"):
-            _forward(nn.Sequential(nn.Dropout(), nn.Linear(2, 2)), 0, torch.ones(1, 3))
+        with pytest.raises(RuntimeError, match="shape"):
+            _forward(model, 0, torch.ones(1, 3))
         assert torch.equal(torch.get_rng_state(), before)
         assert torch.equal(_forward(nn.Dropout(), 0, torch.ones(9)), _forward(nn.Dropout(), 0, torch.ones(9)))
 
