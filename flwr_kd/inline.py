@@ -78,7 +78,8 @@ class InlineGrid(Grid):
     num_nodes : int
         Number of nodes; node ids are not 0..N-1, as in Flower.
     workers : int
-        Threads; 1 runs the nodes in turn.
+        Threads; 1 runs the nodes in turn. Threads share torch's global generator: the numbers are the same as
+        in turn if ``client_fn`` draws nothing from it, for example to initialise a model.
     node_configs : sequence of mapping, optional
         Further entries of each node's config, beside ``partition-id`` and ``num-partitions``.
     faults : mapping of int to Fault or sequence of Fault, optional

@@ -7,10 +7,10 @@ import doctest
 import importlib
 import pkgutil
 
-import flwr_kd.strategies
 import pytest
 
 import flwr_kd
+import flwr_kd.strategies
 
 OPTIONS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS | doctest.IGNORE_EXCEPTION_DETAIL
 MODULES = sorted(

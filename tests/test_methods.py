@@ -80,7 +80,11 @@ def test_garbage_is_dropped_or_harmless(name: str, kind: str, federation: Any) -
     for value in [*strategy.state_arrays().values(), *(a.numpy() for a in result.arrays.values())]:
         assert np.isfinite(value).all()
     always = kind in ("negative-examples", "metrics-of-nan", "no-records", "other-records", "payload-of-text")
-    if always or (strategy.reply_payloads and "payload" in kind) or (strategy.reply_arrays and "arrays" in kind):
+    if (
+        always
+        or (strategy.reply_payloads and "payload" in kind)
+        or (strategy.reply_arrays and "arrays" in kind)
+    ):
         assert first.failures == 1
 
 

@@ -6,6 +6,7 @@ Federated Learning with Data-Free Hyper-Knowledge Distillation", ICLR 2023. Equa
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -153,6 +154,8 @@ def noise_predictions(knowledge: Knowledge, *, sigma: float, generator: torch.Ge
     Knowledge
         Rows without knowledge stay zero. A row without a positive element becomes uniform.
     """
+    if not (math.isfinite(sigma) and sigma >= 0):
+        raise ValueError(f"sigma must be finite and at least 0, got {sigma}")
     draw = torch.randn(knowledge.predictions.shape, generator=generator, dtype=torch.float64)
     std = sigma / knowledge.counts.clamp(min=1).double().unsqueeze(1)
     noisy = (knowledge.predictions.double() + draw.to(std.device) * std).clamp(min=0)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import doctest
 import importlib.util
 import math
 from collections.abc import Callable, Mapping
@@ -9,14 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from flwr_kd.strategies.fedhkd import (
-    Knowledge,
-    add_noise,
-    aggregate_knowledge,
-    classifier_loss,
-    feature_loss,
-    local_knowledge,
-)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import rel_entr, softmax
@@ -25,6 +18,15 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, one_hot
 
 from flwr_kd.distillation import cross_entropy_soft, kl_divergence, safe_norm, soft_targets
+from flwr_kd.strategies.fedhkd import (
+    Knowledge,
+    add_noise,
+    aggregate_knowledge,
+    classifier_loss,
+    feature_loss,
+    local_knowledge,
+    noise_predictions,
+)
 
 
 def _load_oracle() -> ModuleType:
@@ -128,6 +130,12 @@ def _gradient(loss: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:
     leaf = at.detach().clone().requires_grad_()
     (gradient,) = torch.autograd.grad(loss(leaf) + 0.0 * leaf.sum(), leaf)
     return gradient
+
+
+def test_the_oracle_agrees_with_its_cases_worked_by_hand() -> None:
+    results = doctest.testmod(oracle)
+    assert results.attempted > 20
+    assert results.failed == 0
 
 
 class TestSoftTargets:
@@ -669,6 +677,75 @@ class TestAddNoise:
         # The noise's own name for ζ is the bound.
         with pytest.raises(ValueError, match=r"clip|bound" if field == "clip" else field):
             add_noise(self._knowledge([2], width=3), generator=_generator(1), **options)
+
+
+class TestNoisePredictions:
+    def test_distribution(self) -> None:
+        # Noise that never reaches a negative element: with uniform p the division by the row's sum takes the
+        # noise's mean off it, so C independent elements of variance s² keep the variance s² (1 - 1/C).
+        classes, count, sigma = 200, 1000, 0.1
+        clean = Knowledge(
+            torch.zeros(classes, 3, dtype=torch.float64),
+            torch.full((classes, classes), 1 / classes, dtype=torch.float64),
+            torch.full((classes,), count),
+        )
+        noisy = noise_predictions(clean, sigma=sigma, generator=_generator(1))
+        noise = noisy.predictions - clean.predictions
+        expected = sigma / count * math.sqrt(1 - 1 / classes)
+        # 1 % for the second order of the division.
+        assert noise.std().item() == pytest.approx(expected, rel=4 / math.sqrt(2 * classes**2) + 0.01)
+        assert kstest(noise.flatten().numpy() / expected, "norm").pvalue > 0.001
+
+    @both_dtypes
+    @repeatable
+    @given(
+        seed=seeds, classes=st.integers(1, 6), sigma=st.sampled_from([0.01, 1.0, 7.0, 1e4]), data=st.data()
+    )
+    def test_rows_stay_distributions(
+        self, dtype: torch.dtype, seed: int, classes: int, sigma: float, data: Any
+    ) -> None:
+        counts = torch.tensor(data.draw(st.lists(st.integers(0, 50), min_size=classes, max_size=classes)))
+        rows = _probabilities(classes, classes, seed=seed, dtype=dtype) * (counts > 0)[:, None]
+        clean = Knowledge(_normal(classes, 2, seed=seed, dtype=dtype) * (counts > 0)[:, None], rows, counts)
+        noisy = noise_predictions(clean, sigma=sigma, generator=_generator(seed))
+        assert noisy.predictions.dtype == dtype
+        assert (noisy.predictions >= 0).all()
+        torch.testing.assert_close(noisy.predictions.sum(1), (counts > 0).to(dtype))
+        assert torch.equal(noisy.representations, clean.representations)
+        assert torch.equal(noisy.counts, counts)
+
+    def test_a_row_without_a_positive_element_becomes_uniform(self) -> None:
+        # So much noise that both elements of a row are negative in one row of four.
+        clean = Knowledge(torch.zeros(2, 1), torch.full((2, 2), 0.5), torch.tensor([1, 1]))
+        rows = torch.cat(
+            [
+                noise_predictions(clean, sigma=1e6, generator=_generator(seed)).predictions
+                for seed in range(200)
+            ]
+        )
+        uniform = (rows == 0.5).all(1).double().mean().item()
+        assert uniform == pytest.approx(0.25, abs=4 * math.sqrt(0.25 * 0.75 / 400))
+
+    def test_sigma_zero_is_the_identity(self) -> None:
+        clean = _random_client(1, samples=12, classes=4, width=3, threshold=0.25)
+        assert not clean.known.all()
+        assert clean.known.any()
+        _assert_same(noise_predictions(clean, sigma=0.0, generator=_generator(1)), clean)
+
+    def test_generator_decides_the_draw(self) -> None:
+        clean = _random_client(1, samples=12, classes=4, width=3, threshold=0.25)
+        shared = _generator(8)
+        first = noise_predictions(clean, sigma=1.0, generator=shared).predictions
+        again = noise_predictions(clean, sigma=1.0, generator=shared).predictions
+        same = noise_predictions(clean, sigma=1.0, generator=_generator(8)).predictions
+        assert torch.equal(first, same)
+        assert not torch.equal(first, again)
+
+    @pytest.mark.parametrize("sigma", [-1.0, math.nan, math.inf])
+    def test_bad_sigma(self, sigma: float) -> None:
+        clean = _random_client(1, samples=12, classes=4, width=3, threshold=0.25)
+        with pytest.raises(ValueError, match="sigma"):
+            noise_predictions(clean, sigma=sigma, generator=_generator(1))
 
 
 class TestClassifierLoss:

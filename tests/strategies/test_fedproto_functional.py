@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from flwr_kd.strategies.fedproto import ClassMeans, aggregate_means, class_means, prototype_loss
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+
+from flwr_kd.strategies.fedproto import ClassMeans, aggregate_means, class_means, prototype_loss
 
 
 def _load_oracle() -> ModuleType:

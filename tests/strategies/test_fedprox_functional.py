@@ -8,10 +8,11 @@ from types import ModuleType
 
 import pytest
 import torch
-from flwr_kd.strategies.fedprox import proximal_term
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+
+from flwr_kd.strategies.fedprox import proximal_term
 
 
 def _load_oracle() -> ModuleType:

@@ -3,9 +3,9 @@
 from flwr.app import Context
 from flwr.client import Client
 from flwr.clientapp import ClientApp
-from flwr_kd.strategies.fedhkd import FedHKDClient
 
 from flwr_kd.simulation import client_splits
+from flwr_kd.strategies.fedhkd import FedHKDClient
 
 from . import data, experiment
 

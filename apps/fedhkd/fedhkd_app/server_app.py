@@ -8,11 +8,11 @@ from typing import cast
 
 from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
-from flwr_kd.strategies.fedhkd import FedHKD, FedHKDConfig
 
 from flwr_kd.config import ConfigError
 from flwr_kd.results import Comparison, RoundResult, RunResult, check_free, save, versions
 from flwr_kd.simulation import evaluator
+from flwr_kd.strategies.fedhkd import FedHKD, FedHKDConfig
 from flwr_kd.strategy import KDResult
 
 from . import data, experiment
