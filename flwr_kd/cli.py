@@ -330,8 +330,10 @@ def main() -> None:
     """Run the command: exit 2 with one line for a user's mistake, 1 where a run fails."""
     from .simulation import SimulationError
 
+    code = None
     try:
-        app(standalone_mode=False)
+        # What a command's Exit carries, and 130 after an interrupt, is returned in this mode.
+        code = app(standalone_mode=False)
     except (ConfigError, DataError, ResultError, ResultExistsError, UsageError, ImportError) as error:
         _fail(str(error), 2)
     except click.exceptions.Exit as error:
@@ -342,6 +344,10 @@ def main() -> None:
         _fail("interrupted", 130)
     except SimulationError as error:
         _fail(str(error), 1)
+    if code == 130:
+        _fail("interrupted", 130)
+    if code:
+        sys.exit(code)
 
 
 def _fail(text: str, code: int) -> NoReturn:

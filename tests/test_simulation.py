@@ -33,12 +33,15 @@ def untimed(result: RunResult) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def ray_runs() -> tuple[RunResult, RunResult]:
     """Two runs, one after the other in this process, with different numbers of workers."""
-    before = dict(os.environ)
+    ours = {"OMP_NUM_THREADS": "3", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "7"}
     method = registry.get("fedhkd")
-    first, second = (
-        run(method, Experiment(**{**SMALL, "backend": "ray", "workers": workers})) for workers in (2, 1)
-    )
-    assert dict(os.environ) == before
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in ours.items():
+            patch.setenv(name, value)
+        first, second = (
+            run(method, Experiment(**{**SMALL, "backend": "ray", "workers": workers})) for workers in (2, 1)
+        )
+        assert {name: os.environ[name] for name in ours} == ours
     return first, second
 
 

@@ -762,7 +762,7 @@ def test_aggregation_is_flowers_own() -> None:
         assert np.array_equal(mean[name].numpy(), theirs[name].numpy())
         np.testing.assert_allclose(mean[name].numpy(), np.average(column, axis=0, weights=counts), rtol=1e-6)
     counter = mean["bn.num_batches_tracked"].numpy()
-    assert (counter.dtype, counter.shape, int(counter)) == (np.int64, (), 7)
+    assert (counter.dtype, counter.shape, int(counter)) == (np.dtype("int64"), (), 7)
 
 
 def test_clients_that_say_they_have_no_samples_are_averaged_evenly() -> None:

@@ -145,7 +145,7 @@ def test_batchnorms_counter_stays_a_whole_number_without_a_shape(
     assert counters
     for name in counters:
         value = result.arrays[name].numpy()
-        assert (value.dtype, value.shape) == (np.int64, ())
+        assert (value.dtype, value.shape) == (np.dtype("int64"), ())
         assert value > 0
     fresh = make_model("resnet8", seed=9)
     fresh.load_state_dict(result.arrays.to_torch_state_dict())
@@ -267,7 +267,7 @@ def test_a_head_with_batchnorm_sees_training_data_only(make_blobs: Any) -> None:
         fit(client, strategy, 2, knowledge([0, 1, 2, 3], 100.0).to_bytes())
         statistics = dict(client.model.named_buffers())
         (name,) = [n for n in statistics if n.endswith("running_mean")]
-        return statistics[name].clone()
+        return torch.clone(statistics[name])
 
     without, with_term = moved(0.0), moved(1.0)
     assert without.abs().sum() > 0
@@ -370,7 +370,7 @@ def test_a_users_own_model_and_loader(make_blobs: Any) -> None:
 
 def test_the_callers_generators_are_left_alone(make_blobs: Any) -> None:
     models = [Mine() for _ in range(3)]
-    python_state = torch.get_rng_state(), np.random.get_state()[1].copy()  # type: ignore[index, union-attr]  # noqa: NPY002
+    python_state = torch.get_rng_state(), np.random.get_state()[1].copy()  # type: ignore[index]  # noqa: NPY002
 
     def make(index: int, context: Context) -> KDClient:
         loader = DataLoader(make_blobs(16, index), batch_size=4, shuffle=True)
