@@ -16,10 +16,11 @@ help:
 install: $(STAMP)
 
 # uv installs, for its speed and because a second environment shares its files; pip's settings are handed on.
+# Compiled here, once: each of Ray's processes would otherwise compile torch for itself.
 $(STAMP): pyproject.toml setup.py
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "uv>=0.13"
-	. .ci/uv-env.sh && $(BIN)/uv pip install --python $(BIN)/python --editable ".[dev,mnist-5k]"
+	. .ci/uv-env.sh && $(BIN)/uv pip install --compile-bytecode --python $(BIN)/python --editable ".[dev,mnist-5k]"
 	touch $@
 
 demo: install
