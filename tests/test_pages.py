@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import nbformat
 import pytest
+from nbclient import NotebookClient
 
 from flwr_kd import registry
 
@@ -21,6 +23,7 @@ SECTIONS = (
     "Results",
     "Use in your own Flower project",
 )
+NOTEBOOKS = sorted(ROOT.glob("notebooks/*.ipynb"))
 EXAMPLES = [
     (page.relative_to(ROOT).as_posix(), code)
     for page in PAGES
@@ -60,3 +63,16 @@ def test_every_method_has_its_page(name: str) -> None:
 
 def test_the_examples_are_many() -> None:
     assert len(EXAMPLES) >= 1 + len({folder(name) for name in registry.methods()})
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
+def test_notebooks_run_from_top_to_bottom(path: Path) -> None:
+    notebook = nbformat.read(path, as_version=4)
+    assert not any(cell.get("outputs") for cell in notebook.cells), "commit notebooks without outputs"
+    resources = {"metadata": {"path": str(path.parent)}}
+    NotebookClient(notebook, timeout=240, kernel_name="python3", resources=resources).execute()
+    assert any(cell.get("outputs") for cell in notebook.cells)
+
+
+def test_there_is_a_notebook() -> None:
+    assert NOTEBOOKS
