@@ -1,15 +1,18 @@
-"""The pages are true: examples run, links lead somewhere, tables match the code."""
+"""The pages are true: examples run, links lead somewhere, tables agree with the code and with the results."""
 
 from __future__ import annotations
 
 import re
+import shlex
+from collections.abc import Iterator
 from pathlib import Path
 
 import nbformat
 import pytest
+import typer
 from nbclient import NotebookClient
 
-from flwr_kd import registry
+from flwr_kd import cli, privacy, registry, results
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted(
@@ -27,12 +30,44 @@ NOTEBOOKS = sorted(ROOT.glob("notebooks/*.ipynb"))
 EXAMPLES = [
     (page.relative_to(ROOT).as_posix(), code)
     for page in PAGES
-    for code in re.findall(r"<!-- run -->\n```python\n(.*?)```", page.read_text(), flags=re.S)
+    for code in re.findall(r"<!-- run -->\n```python\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.S)
 ]
+
+
+def label(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
 
 
 def folder(name: str) -> Path:
     return ROOT / "strategies" / registry.get(name).strategy.__module__.split(".")[-2]
+
+
+def section(page: Path, title: str) -> str:
+    return page.read_text(encoding="utf-8").partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+
+def rows(text: str) -> list[list[str]]:
+    """Return the cells of all tables' rows, headers and rules left out."""
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    rules = [i for i, line in enumerate(lines) if set(line) <= set("|-: ")]
+    kept = [line for i, line in enumerate(lines) if i not in rules and i + 1 not in rules]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in kept]
+
+
+def anchors(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), flags=re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def commands() -> Iterator[tuple[str, str]]:
+    """Yield each flwr-kd command that a page shows, in a block or in the text."""
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        blocks = "\n".join(re.findall(r"```(?:sh|bash)\n(.*?)```", text, flags=re.S)).replace("\\\n", " ")
+        prose = re.sub(r"```.*?```", "", text, flags=re.S)
+        inline = [found.replace("\n", " ") for found in re.findall(r"`(flwr-kd [^`]+)`", prose)]
+        for line in [*re.findall(r"^flwr-kd .+$", blocks, flags=re.M), *inline]:
+            yield label(page), line
 
 
 @pytest.mark.parametrize(("page", "code"), EXAMPLES, ids=[page for page, _ in EXAMPLES])
@@ -40,39 +75,123 @@ def test_examples_run(page: str, code: str) -> None:
     exec(compile(code, page, "exec"), {"__name__": page})
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_every_page_of_a_method_has_an_example() -> None:
+    pages = {"README.md", *(label(folder(name) / "README.md") for name in registry.methods())}
+    assert pages <= {page for page, _ in EXAMPLES}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=label)
 def test_links_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
-        if not target.startswith("http"):
-            assert (page.parent / target).exists(), target
+    for target, anchor in re.findall(r"\]\(([^)#\s]*)#?([^)\s]*)\)", page.read_text(encoding="utf-8")):
+        if target.startswith("http"):
+            continue
+        found = page.parent / target if target else page
+        assert found.exists(), target
+        assert not anchor or anchor in anchors(found), f"{target}#{anchor}"
 
 
 @pytest.mark.parametrize("name", list(registry.methods()))
 def test_every_method_has_its_page(name: str) -> None:
-    text = (folder(name) / "README.md").read_text()
+    page = folder(name) / "README.md"
+    text = page.read_text(encoding="utf-8")
     assert f"`{name}`" in text
-    assert [line[3:] for line in text.splitlines() if line.startswith("## ")] == list(SECTIONS)
-    table = dict(
-        re.findall(
-            r"^\| `([a-z-]+)` \| ([^|]+) \| .+ \|$", text.partition("## Hyper-parameters")[2], flags=re.M
+    assert tuple(re.findall(r"^## (.+)$", text, flags=re.M)) == SECTIONS
+    expected = [
+        [f"`{parameter}`", str(default), meaning]
+        for parameter, _, default, meaning in registry.get(name).config_class.help()
+    ]
+    assert rows(section(page, "Hyper-parameters")) == expected
+
+
+def test_the_readme_lists_the_methods_as_registered() -> None:
+    listed = {}
+    for names, _, has_global, different, page in rows(section(ROOT / "README.md", "Methods")):
+        for name in re.findall(r"`([^`]+)`", names):
+            listed[name] = (has_global, different, label(folder(name) / "README.md") in page)
+    yes = {True: "yes", False: "no"}
+    assert listed == {
+        name: (yes[method.global_model], yes[method.heterogeneous], True)
+        for name, method in registry.methods().items()
+    }
+
+
+def test_the_readme_lists_the_apps() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    apps = [path.parent.name for path in ROOT.glob("apps/*/pyproject.toml")]
+    assert apps
+    for app in apps:
+        assert f"(apps/{app}/README.md)" in text
+        assert f"`flwr run apps/{app} " in text
+
+
+def test_make_targets_exist() -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.M))
+    named = {
+        target
+        for page in PAGES
+        for target in re.findall(
+            r"(?:^|`)make ([a-z]+)(?=`| +#|$)", page.read_text(encoding="utf-8"), flags=re.M
         )
+    }
+    assert {"demo", "test", "check"} <= named <= targets
+
+
+@pytest.mark.parametrize(("page", "line"), list(commands()))
+def test_commands_parse(page: str, line: str) -> None:
+    """Each command's options exist and each method in it is registered; nothing is run."""
+    words = shlex.split(line, comments=True)[1:]
+    group = typer.main.get_command(cli.app)
+    command = group.commands[words[0]]  # type: ignore[attr-defined]
+    if any(word.isupper() for word in words):
+        pytest.skip("a pattern, not a command")
+    if words[1:] == ["--help"]:
+        return
+    parameters = command.make_context(words[0], words[1:]).params
+    named = parameters.get("methods") or [parameters.get("method")]
+    configured = [registry.get(name).config_class for name in named if name is not None]
+    for setting in parameters.get("settings") or []:
+        assert any(setting.partition("=")[0].replace("-", "_") in c.field_types() for c in configured)
+
+
+def test_results_on_the_page_are_those_of_the_benchmark() -> None:
+    measured = {}
+    for alpha in ("0.1", "0.5"):
+        for suffix, mark in (("", ""), ("-no-noise", ", `noise=none`")):
+            path = ROOT / "benchmarks" / "results" / f"fedhkd-digits-alpha-{alpha}{suffix}.json"
+            for row in results.Comparison.from_json(path.read_text(encoding="utf-8")).summary():
+                measured[f"`{row['method']}`{mark}", alpha] = [
+                    "–" if value["mean"] is None else f"{100 * value['mean']:.2f} ± {100 * value['std']:.2f}"
+                    for value in (row["local_accuracy"], row["global_accuracy"])
+                ]
+    shown = {}
+    for cells in rows(section(folder("fedhkd") / "README.md", "Results")):
+        if len(cells) == 5:
+            method = re.sub(r" \(.*\)", "", cells[0])
+            shown[method, "0.1"], shown[method, "0.5"] = cells[1:3], cells[3:5]
+    assert shown == measured
+
+
+def test_the_privacy_budget_on_the_page() -> None:
+    found = privacy.budget(sigma=7, rounds=50, delta=0.01, dimensions=64, count=256)
+    text = " ".join(section(folder("fedhkd") / "README.md", "Deviations").split())
+    assert (
+        f"ε = {found.vector_epsilon:.2f} in one round, and {found.total_epsilon:.1f} after 50 rounds" in text
     )
-    for parameter, _, default, _ in registry.get(name).config_class.help():
-        assert table[parameter] == str(default)
-
-
-def test_the_examples_are_many() -> None:
-    assert len(EXAMPLES) >= 1 + len({folder(name) for name in registry.methods()})
-
-
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
-def test_notebooks_run_from_top_to_bottom(path: Path) -> None:
-    notebook = nbformat.read(path, as_version=4)
-    assert not any(cell.get("outputs") for cell in notebook.cells), "commit notebooks without outputs"
-    resources = {"metadata": {"path": str(path.parent)}}
-    NotebookClient(notebook, timeout=240, kernel_name="python3", resources=resources).execute()
-    assert any(cell.get("outputs") for cell in notebook.cells)
 
 
 def test_there_is_a_notebook() -> None:
     assert NOTEBOOKS
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
+def test_notebooks_run_from_top_to_bottom(path: Path) -> None:
+    notebook = nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]
+    nbformat.validate(notebook)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    clean = not any(cell.outputs or cell.execution_count for cell in code)
+    assert clean, "commit notebooks without outputs"
+    resources = {"metadata": {"path": str(path.parent)}}
+    NotebookClient(notebook, timeout=240, kernel_name="python3", resources=resources).execute()
+    outputs = [output for cell in code for output in cell.outputs]
+    assert any("image/png" in output.get("data", {}) for output in outputs)
+    assert not [output.text for output in outputs if output.get("name") == "stderr"]
