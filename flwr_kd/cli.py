@@ -53,6 +53,9 @@ Verbose = Annotated[bool, typer.Option("--verbose", help="show Flower's log")]
 Seeds = Annotated[str, typer.Option(help="seeds separated by commas")]
 
 
+_INTERRUPTED = 130
+
+
 class UsageError(Exception):
     """A mistake of the user's, told in one line."""
 
@@ -330,24 +333,20 @@ def main() -> None:
     """Run the command: exit 2 with one line for a user's mistake, 1 where a run fails."""
     from .simulation import SimulationError
 
-    code = None
     try:
         # What a command's Exit carries, and 130 after an interrupt, is returned in this mode.
-        code = app(standalone_mode=False)
+        code = app(standalone_mode=False) or 0
     except (ConfigError, DataError, ResultError, ResultExistsError, UsageError, ImportError) as error:
         _fail(str(error), 2)
-    except click.exceptions.Exit as error:
-        sys.exit(error.exit_code)
     except click.UsageError as error:
         _fail(error.format_message(), 2)
     except click.Abort:
-        _fail("interrupted", 130)
+        code = _INTERRUPTED
     except SimulationError as error:
         _fail(str(error), 1)
-    if code == 130:
-        _fail("interrupted", 130)
-    if code:
-        sys.exit(code)
+    if code == _INTERRUPTED:
+        _fail("interrupted", code)
+    sys.exit(code)
 
 
 def _fail(text: str, code: int) -> NoReturn:

@@ -281,7 +281,7 @@ class KDClient(NumPyClient):
     def arrays(self, names: Sequence[str]) -> list[NDArray]:
         """Return the model's arrays in the server's order."""
         mine = self._named_arrays()
-        return [mine[name] for name in (names or mine)]
+        return [mine[name].copy() for name in (names or mine)]
 
     def train(self, task: Task, objective: Objective, *, epochs: int | None = None) -> float:
         """Minimise an objective on the training data; the model ends in eval mode.
@@ -364,9 +364,8 @@ class KDClient(NumPyClient):
         )
 
     def _named_arrays(self) -> dict[str, NDArray]:
-        return {
-            name: tensor.detach().cpu().numpy().copy() for name, tensor in self.model.state_dict().items()
-        }
+        """Return the model's arrays; on the CPU these are views of its weights."""
+        return {name: tensor.detach().cpu().numpy() for name, tensor in self.model.state_dict().items()}
 
 
 def _size_of(model: nn.Module, name: str) -> int:

@@ -34,7 +34,16 @@ from .results import RoundResult, RunResult
 from .seeding import derive_seed
 from .strategy import KDResult, RoundStats
 
-__all__ = ["BACKENDS", "Experiment", "SimulationError", "client_splits", "evaluator", "run"]
+__all__ = [
+    "BACKENDS",
+    "Experiment",
+    "SimulationError",
+    "bundle_of",
+    "client_splits",
+    "evaluator",
+    "round_result",
+    "run",
+]
 
 BACKENDS = ("ray", "inline")
 
@@ -131,7 +140,7 @@ class Experiment:
         ConfigError
             If the model does not take the data set's inputs.
         """
-        bundle = _bundle(self)
+        bundle = bundle_of(self)
         name = self.models[index % len(self.models)]
         try:
             return build_model(
@@ -195,7 +204,7 @@ def run(
         )
     config = method.config() if config is None else config
     splits = client_splits(experiment)
-    bundle = _bundle(experiment)
+    bundle = bundle_of(experiment)
     strategy = method.strategy(
         config,
         seed=experiment.seed,
@@ -228,7 +237,7 @@ def run(
     return RunResult(
         method=method.name,
         seed=experiment.seed,
-        rounds=tuple(_round_result(stats) for stats in outcome.result.rounds),
+        rounds=tuple(round_result(stats) for stats in outcome.result.rounds),
         hyperparameters=dict(config.to_wire()),
         histogram=histogram(labels, [train for train, _ in splits], bundle.num_classes),
     )
@@ -268,13 +277,13 @@ def evaluator(
     return evaluate
 
 
-def _bundle(experiment: Experiment) -> Bundle:
+def bundle_of(experiment: Experiment) -> Bundle:
+    """Return an experiment's data, loaded once per process: workers answer many messages."""
     return _loaded(experiment.dataset, experiment.seed, experiment.data_dir, experiment.limit)
 
 
 @functools.lru_cache(maxsize=2)
 def _loaded(dataset: str, seed: int, data_dir: str | None, limit: int | None) -> Bundle:
-    """Load once per process: Ray's workers keep it between messages."""
     return load(dataset, seed=seed, data_dir=data_dir, limit=limit)
 
 
@@ -291,7 +300,7 @@ def _build_client(method_name: str, experiment: Experiment, context: Context) ->
     """Build one node's client; runs in Ray's workers, so it is given names and not data."""
     method = registry.get(method_name)
     index = int(context.node_config["partition-id"])
-    bundle, (train, test) = _bundle(experiment), client_splits(experiment)[index]
+    bundle, (train, test) = bundle_of(experiment), client_splits(experiment)[index]
     client = method.client(
         experiment.build_model(index),
         bundle.train.subset(train),
@@ -403,7 +412,8 @@ def _quiet_flower() -> Iterator[None]:
         logger.removeFilter(notice)
 
 
-def _round_result(stats: RoundStats) -> RoundResult:
+def round_result(stats: RoundStats) -> RoundResult:
+    """Return what a round did, as a result file holds it."""
     return RoundResult(
         round=stats.server_round,
         local_accuracy=stats.local_accuracy,

@@ -275,9 +275,9 @@ class KDStrategy(Strategy):
         self.stats = RoundStats(0)
         self._nodes: dict[int, Node] = {}
         self._refused: dict[int, str] = {}
-        self._sent: dict[str, Outgoing] = {}
         self._timeout = 3600.0
         self._hooked: list[Message] = []
+        self._hooked_arrays: ArrayRecord | None = None
         self._present: list[Node] = []
         self._begun = False
 

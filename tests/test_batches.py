@@ -267,7 +267,7 @@ class TestSources:
                 return 1
 
         for source in (Stream(), SizedStream(), DataLoader(Stream()), DataLoader(SizedStream())):
-            with pytest.raises(DatasetError, match="map-style data set .* is expected, got .*Stream"):
+            with pytest.raises(DatasetError, match=r"map-style data set .* is expected, got .*Stream"):
                 batches(source)
 
     @pytest.mark.parametrize("source", [None, 3, {1, 2}, iter([1])], ids=lambda s: type(s).__name__)

@@ -180,9 +180,9 @@ class TestTexts:
 
     def test_fixed_by_the_method(self) -> None:
         assert Config.from_texts(["share=0.5"], steps=1) == Config(share=0.5, steps=1)
-        with pytest.raises(ConfigError, match="^steps is fixed at 1 by this method, got 2$"):
+        with pytest.raises(ConfigError, match=r"^steps is fixed at 1 by this method, got 2$"):
             Config.from_texts(["steps=2"], steps=1)
-        with pytest.raises(ConfigError, match="^local-epochs is fixed at 1 by this method, got 2$"):
+        with pytest.raises(ConfigError, match=r"^local-epochs is fixed at 1 by this method, got 2$"):
             Config.from_texts(["local_epochs=2"], local_epochs=1)
 
     @repeatable

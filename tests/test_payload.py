@@ -289,7 +289,7 @@ class TestDecoding:
     def test_impossible_shapes(self, shape: list[int], size: int) -> None:
         meta = {"schema": "test.any", "version": "1", "scalars": "{}"}
         header = {"__metadata__": meta, "value": {"dtype": "F32", "shape": shape, "data_offsets": [0, size]}}
-        with pytest.raises(PayloadError, match="impossible shape|not a safetensors message"):
+        with pytest.raises(PayloadError, match=r"impossible shape|not a safetensors message"):
             AnyArray.from_bytes(raw(header, bytes(size)))
 
     @pytest.mark.parametrize(
@@ -307,7 +307,7 @@ class TestDecoding:
         ],
     )
     def test_not_safetensors(self, data: bytes) -> None:
-        with pytest.raises(PayloadError, match="not a safetensors message|expected this message"):
+        with pytest.raises(PayloadError, match=r"not a safetensors message|expected this message"):
             Soft.from_bytes(data)
 
     def test_truncated_anywhere(self) -> None:

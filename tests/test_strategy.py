@@ -407,8 +407,12 @@ def test_the_same_seed_draws_the_same_partitions_whatever_the_node_ids(toy: Any)
 
 @pytest.mark.parametrize(
     ("options", "size"),
-    [({"fraction_train": 0.5}, 2), ({"fraction_train": 0.1}, 1), ({"fraction_train": 0.1, "min_train_nodes": 3}, 3)],
-)  # fmt: skip
+    [
+        ({"fraction_train": 0.5}, 2),
+        ({"fraction_train": 0.1}, 1),
+        ({"fraction_train": 0.1, "min_train_nodes": 3}, 3),
+    ],
+)
 def test_fraction_train(toy: Any, options: dict[str, Any], size: int) -> None:
     grid, _ = toy()
     result = OnePhase(**options).start(grid, ArrayRecord(), num_rounds=2)
@@ -675,7 +679,8 @@ def test_a_payload_over_the_limit_is_refused_at_the_sender(grid_of: Any, flower_
 def test_flowers_own_start_gives_the_same_result(grid_of: Any, numbers: Any, fraction: float) -> None:
     def run(start: Callable[..., Any]) -> tuple[Any, FedHKD]:
         strategy = FedHKD(
-            min_available_nodes=3, min_train_nodes=2, fraction_train=fraction, fraction_evaluate=1.0, seed=3, **QUICK
+            min_available_nodes=3, min_train_nodes=2, fraction_train=fraction, fraction_evaluate=1.0, seed=3,
+            **QUICK,
         )  # fmt: skip
         grid = grid_of(FedHKDClient, reproducible_noise=True)
         return start(strategy, grid, initial(), num_rounds=3), strategy
@@ -817,7 +822,7 @@ def test_a_checkpoint_of_another_method_or_model_is_refused(grid_of: Any, tmp_pa
     FedHKD(checkpoint_dir=tmp_path, **QUICK).start(grid_of(FedHKDClient), initial(), num_rounds=1)
     with pytest.raises(ConfigError, match="is of FedHKD"):
         FedAvg(checkpoint_dir=tmp_path, resume=True).start(grid_of(), initial())
-    with pytest.raises(ConfigError, match="does not fit initial_arrays: array 'body.weight' has shape"):
+    with pytest.raises(ConfigError, match=r"does not fit initial_arrays: array 'body.weight' has shape"):
         FedHKD(checkpoint_dir=tmp_path, resume=True).start(
             grid_of(FedHKDClient), ArrayRecord(Net(6).state_dict())
         )

@@ -434,8 +434,11 @@ def test_classes_that_nobody_shares(make_blobs: Any, make_model: Any) -> None:
     def make(index: int, context: Context) -> KDClient:
         data = make_blobs(24, index)
         return FedHKDClient(
-            make_model(), data.subset(torch.nonzero(data.y != 3).flatten()), context=context, reproducible_noise=True
-        )  # fmt: skip
+            make_model(),
+            data.subset(torch.nonzero(data.y != 3).flatten()),
+            context=context,
+            reproducible_noise=True,
+        )
 
     strategy = FedHKD(threshold=0.1, **QUICK)
     _, result = start(strategy, make, record(make_model()))
@@ -531,8 +534,10 @@ def test_knowledge_that_cannot_be_is_refused_by_the_client_too(
 
 def test_a_model_of_another_feature_size_does_not_mix_in(make_blobs: Any, make_model: Any) -> None:
     client = FedHKDClient(
-        build_model("mlp", input_shape=(1, 4, 4), num_classes=4, seed=0, feature_dim=6), make_blobs(8, 0), context=node()
-    )  # fmt: skip
+        build_model("mlp", input_shape=(1, 4, 4), num_classes=4, seed=0, feature_dim=6),
+        make_blobs(8, 0),
+        context=node(),
+    )
     strategy = FedHKD(**QUICK)
     strategy._begin(record(make_model()))
     with pytest.raises(PayloadError, match="the server's model does not fit this client's"):

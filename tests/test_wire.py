@@ -163,7 +163,7 @@ class TestReplies:
         ids=lambda f: f.__name__,
     )
     def test_nothing_in_the_reply(self, read: Callable[[Message], Any]) -> None:
-        with pytest.raises(PayloadError, match="record '.*' is missing"):
+        with pytest.raises(PayloadError, match=r"record '.*' is missing"):
             read(_reply(RecordDict()))
         asked = wire.properties_message(1, config={})
         asked.metadata.__dict__["_message_id"] = "m"
@@ -192,7 +192,7 @@ class TestReplies:
     def test_num_examples_without_the_key(self) -> None:
         message = _train()
         message.content["fitres.num_examples"] = MetricRecord({"other": 1})
-        with pytest.raises(PayloadError, match="num_examples .* got None"):
+        with pytest.raises(PayloadError, match=r"num_examples .* got None"):
             wire.read_train_reply(message)
 
     @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 10**400])
@@ -246,7 +246,7 @@ class TestArrayBytes:
 
         value = np.empty(1, dtype=object)
         value[0] = Bomb()
-        with pytest.raises(PayloadError, match="array '0' is not a numpy array .*objects are not allowed"):
+        with pytest.raises(PayloadError, match=r"array '0' is not a numpy array .*objects are not allowed"):
             self.read(_npy(value))
         structured = "{'descr': [('a', '|O')], 'fortran_order': False, 'shape': (1,)}"
         with pytest.raises(PayloadError, match="objects are not allowed"):

@@ -6,7 +6,6 @@ Federated Learning with Data-Free Hyper-Knowledge Distillation", ICLR 2023. Equa
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -125,11 +124,8 @@ def add_noise(knowledge: Knowledge, *, sigma: float, clip: float, generator: tor
     Knowledge
         Rows without knowledge stay zero; predictions and counts are unchanged.
     """
-    shape = knowledge.representations.shape
-    draw = torch.randn(shape, generator=generator, dtype=torch.float64).to(knowledge.representations.device)
-    counts = knowledge.counts.clamp(min=1).cpu().numpy()
-    std = torch.as_tensor(noise_std(counts, clip, sigma), dtype=torch.float64).to(draw.device)
-    noisy = knowledge.representations + (draw * std.unsqueeze(1)).to(knowledge.representations.dtype)
+    noise = _noise(knowledge.representations, knowledge.counts, clip, sigma, generator)
+    noisy = knowledge.representations + noise.to(knowledge.representations.dtype)
     return _only(knowledge.known, Knowledge(noisy, knowledge.predictions, knowledge.counts))
 
 
@@ -154,11 +150,9 @@ def noise_predictions(knowledge: Knowledge, *, sigma: float, generator: torch.Ge
     Knowledge
         Rows without knowledge stay zero. A row without a positive element becomes uniform.
     """
-    if not (math.isfinite(sigma) and sigma >= 0):
-        raise ValueError(f"sigma must be finite and at least 0, got {sigma}")
-    draw = torch.randn(knowledge.predictions.shape, generator=generator, dtype=torch.float64)
-    std = sigma / knowledge.counts.clamp(min=1).double().unsqueeze(1)
-    noisy = (knowledge.predictions.double() + draw.to(std.device) * std).clamp(min=0)
+    # Elements in [0, 1] are elements in [-1/2, 1/2], moved: the bound is 1/2.
+    noise = _noise(knowledge.predictions, knowledge.counts, 0.5, sigma, generator)
+    noisy = (knowledge.predictions.double() + noise).clamp(min=0)
     total = noisy.sum(dim=1, keepdim=True)
     noisy = torch.where(total > 0, noisy / total.where(total > 0, 1.0), 1 / noisy.shape[1])
     noisy = noisy.to(knowledge.predictions.dtype)
@@ -249,6 +243,13 @@ def feature_loss(features: Tensor, labels: Tensor, representations: Tensor, know
     used = known[index]
     distances = safe_norm(features[used] - representations[index[used]].detach())
     return distances.sum() / max(features.shape[0], 1)
+
+
+def _noise(means: Tensor, counts: Tensor, bound: float, sigma: float, generator: torch.Generator) -> Tensor:
+    """Draw the Gaussian mechanism's noise on class means ``[C, ...]``, in float64, on the CPU."""
+    draw = torch.randn(means.shape, generator=generator, dtype=torch.float64)
+    std = torch.as_tensor(noise_std(counts.clamp(min=1).cpu().numpy(), bound, sigma), dtype=torch.float64)
+    return (draw * std.unsqueeze(1)).to(means.device)
 
 
 def _only(keep: Tensor, knowledge: Knowledge) -> Knowledge:

@@ -1,13 +1,11 @@
 from __future__ import annotations
 
 import doctest
-import importlib.util
 import math
 from collections.abc import Callable, Mapping
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+import knowledge as oracle
 import pytest
 import torch
 from hypothesis import given, settings
@@ -27,19 +25,6 @@ from flwr_kd.strategies.fedhkd import (
     local_knowledge,
     noise_predictions,
 )
-
-
-def _load_oracle() -> ModuleType:
-    path = Path(__file__).resolve().parents[1] / "oracles" / "knowledge.py"
-    spec = importlib.util.spec_from_file_location("knowledge_oracle", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-oracle = _load_oracle()
 
 repeatable = settings(max_examples=40, deadline=None, derandomize=True)
 seeds = st.integers(0, 2**32 - 1)

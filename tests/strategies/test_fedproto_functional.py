@@ -1,12 +1,10 @@
 from __future__ import annotations
 
-import importlib.util
 import math
 from collections.abc import Callable, Mapping
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+import knowledge as oracle
 import pytest
 import torch
 from hypothesis import given, settings
@@ -14,19 +12,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from flwr_kd.strategies.fedproto import ClassMeans, aggregate_means, class_means, prototype_loss
-
-
-def _load_oracle() -> ModuleType:
-    path = Path(__file__).resolve().parents[1] / "oracles" / "knowledge.py"
-    spec = importlib.util.spec_from_file_location("knowledge_oracle", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-oracle = _load_oracle()
 
 repeatable = settings(max_examples=40, deadline=None, derandomize=True)
 seeds = st.integers(0, 2**32 - 1)

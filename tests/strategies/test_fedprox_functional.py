@@ -1,11 +1,9 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
 import math
-from pathlib import Path
-from types import ModuleType
 
+import knowledge as oracle
 import pytest
 import torch
 from hypothesis import given, settings
@@ -13,19 +11,6 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from flwr_kd.strategies.fedprox import proximal_term
-
-
-def _load_oracle() -> ModuleType:
-    path = Path(__file__).resolve().parents[1] / "oracles" / "knowledge.py"
-    spec = importlib.util.spec_from_file_location("knowledge_oracle", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-oracle = _load_oracle()
 
 repeatable = settings(max_examples=40, deadline=None, derandomize=True)
 both_dtypes = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])

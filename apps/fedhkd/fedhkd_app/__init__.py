@@ -1,11 +1,9 @@
 """FedHKD as a Flower App: ``flwr run apps/fedhkd``."""
 
-from functools import lru_cache
 from typing import cast
 
 from flwr.app import Context
 
-from flwr_kd.data import Bundle, load
 from flwr_kd.simulation import Experiment
 
 
@@ -22,9 +20,3 @@ def experiment(context: Context, clients: int) -> Experiment:
         seed=cast(int, settings["seed"]),
         fraction_train=cast(float, settings["fraction-train"]),
     )
-
-
-@lru_cache(maxsize=1)
-def data(dataset: str, seed: int, data_dir: str | None) -> Bundle:
-    """Load once per process: a simulation's workers answer many messages."""
-    return load(dataset, seed=seed, data_dir=data_dir)

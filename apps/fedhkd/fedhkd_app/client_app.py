@@ -4,17 +4,17 @@ from flwr.app import Context
 from flwr.client import Client
 from flwr.clientapp import ClientApp
 
-from flwr_kd.simulation import client_splits
+from flwr_kd.simulation import bundle_of, client_splits
 from flwr_kd.strategies.fedhkd import FedHKDClient
 
-from . import data, experiment
+from . import experiment
 
 
 def client_fn(context: Context) -> Client:
     index, clients = (int(context.node_config[name]) for name in ("partition-id", "num-partitions"))
     run = experiment(context, clients)
     # With data of your own, these two lines are what changes.
-    samples = data(run.dataset, run.seed, run.data_dir).train
+    samples = bundle_of(run).train
     train_rows, test_rows = client_splits(run)[index]
     return FedHKDClient(
         run.build_model(),

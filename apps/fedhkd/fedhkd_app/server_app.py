@@ -2,7 +2,6 @@
 
 import json
 import shlex
-from dataclasses import fields
 from pathlib import Path
 from typing import cast
 
@@ -10,12 +9,12 @@ from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
 
 from flwr_kd.config import ConfigError
-from flwr_kd.results import Comparison, RoundResult, RunResult, check_free, save, versions
-from flwr_kd.simulation import evaluator
+from flwr_kd.results import Comparison, RunResult, check_free, save, versions
+from flwr_kd.simulation import bundle_of, evaluator, round_result
 from flwr_kd.strategies.fedhkd import FedHKD, FedHKDConfig
 from flwr_kd.strategy import KDResult
 
-from . import data, experiment
+from . import experiment
 
 app = ServerApp()
 
@@ -39,7 +38,7 @@ def main(grid: Grid, context: Context) -> None:
         grid=grid,
         initial_arrays=ArrayRecord(run.build_model().state_dict()),
         num_rounds=run.rounds,
-        evaluate_fn=evaluator(run.build_model, data(run.dataset, run.seed, run.data_dir)),
+        evaluate_fn=evaluator(run.build_model, bundle_of(run)),
     )
     if context.run_config["out"]:
         save(comparison(context, strategy, result), out)
@@ -50,11 +49,7 @@ def comparison(context: Context, strategy: FedHKD, result: KDResult) -> Comparis
     shared = experiment(context, clients=len(asked)).shared()
     settings = {name: value for name, value in context.run_config.items() if name != "out"}
     values = " ".join(f"{name}={json.dumps(value)}" for name, value in sorted(settings.items()))
-    same = [field.name for field in fields(RoundResult) if field.name != "round"]
-    rounds = tuple(
-        RoundResult(round=stats.server_round, **{name: getattr(stats, name) for name in same})
-        for stats in result.rounds
-    )
+    rounds = tuple(round_result(stats) for stats in result.rounds)
     return Comparison(
         # The run's backend is Flower's; the Experiment's has no part in it.
         config={**shared, "backend": "flwr", "workers": None, "seeds": [strategy.seed]},
