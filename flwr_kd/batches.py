@@ -19,7 +19,7 @@ from torch.utils.data import (
     default_collate,
 )
 
-__all__ = ["Batches", "DatasetError", "normalize_labels"]
+__all__ = ["Batches", "DatasetError", "into_batches", "normalize_labels"]
 
 _LABEL_KEYS = ("label", "labels", "y", "target", "targets", "fine_label", "class")
 _INPUT_KEYS = ("image", "img", "pixel_values", "x", "input", "inputs", "features", "data")
@@ -86,19 +86,42 @@ class Batches:
         one, so a last one joins the batch before. With a loader's ``drop_last`` the incomplete batch is left
         out, unless it is the only one.
         """
-        if self.loader is not None and self._custom_sampler():
-            yield from map(self._split, self.loader)
+        if self.has_own_sampler:
+            yield from map(self._split, cast(DataLoader[Any], self.loader))
             return
+        for _, batch in self._epoch(batch_size, generator):
+            yield batch
+
+    def indexed(self, batch_size: int, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Yield one epoch as :meth:`shuffled` does, with the samples' positions in the data set ``[B]`` last.
+
+        Raises
+        ------
+        DatasetError
+            If positions cannot be known: the loader has a sampler of its own, or its ``collate_fn`` returns
+            more or fewer samples than it was given. One that changes their order cannot be noticed.
+        """
+        if self.has_own_sampler:
+            raise DatasetError(
+                "samples must be told apart, which a loader's own sampler prevents; give the data set, or a "
+                "loader without one"
+            )
+        for chunk, (x, y) in self._epoch(batch_size, generator):
+            if not len(x) == len(y) == len(chunk):
+                raise DatasetError(
+                    f"collate_fn returned {len(x)} inputs and {len(y)} labels of {len(chunk)} samples"
+                )
+            yield x, y, chunk
+
+    def _epoch(
+        self, batch_size: int, generator: torch.Generator
+    ) -> Iterator[tuple[Tensor, tuple[Tensor, Tensor]]]:
         drop_last = False
         if self.loader is not None:
             batch_size, drop_last = self.loader.batch_size or batch_size, self.loader.drop_last
         order = torch.randperm(len(self), generator=generator)
-        chunks = list(torch.split(order, batch_size)) if len(order) else []
-        if len(chunks) > 1 and drop_last and len(chunks[-1]) < batch_size:
-            chunks.pop()
-        elif len(chunks) > 1 and len(chunks[-1]) == 1:
-            chunks[-2:] = [torch.cat(chunks[-2:])]
-        yield from self._fetch([chunk.tolist() for chunk in chunks])
+        chunks = into_batches(order, batch_size, drop_last=drop_last)
+        return zip(chunks, self._fetch([chunk.tolist() for chunk in chunks]), strict=True)
 
     def ordered(self, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield every sample once, in the data set's order."""
@@ -108,8 +131,12 @@ class Batches:
             else []
         )
 
-    def _custom_sampler(self) -> bool:
-        loader = cast(DataLoader[Any], self.loader)
+    @property
+    def has_own_sampler(self) -> bool:
+        """Whether the source is a loader whose sampler decides which samples an epoch holds."""
+        loader = self.loader
+        if loader is None:
+            return False
         plain = type(loader.batch_sampler) is BatchSampler or loader.batch_sampler is None
         return not plain or type(loader.sampler) not in (RandomSampler, SequentialSampler)
 
@@ -157,6 +184,20 @@ class Batches:
         if len(found) != 1:
             raise DatasetError(f"which key to use is not clear: name {option}, one of {sorted(batch)}")
         return found[0]
+
+
+def into_batches(order: Tensor, batch_size: int, *, drop_last: bool = False) -> list[Tensor]:
+    """Split an order of samples ``[N]``; a last batch of one joins the one before, since BatchNorm needs two.
+
+    >>> [chunk.tolist() for chunk in into_batches(torch.arange(5), 2)]
+    [[0, 1], [2, 3, 4]]
+    """
+    chunks: list[Tensor] = list(torch.split(order, batch_size)) if len(order) else []
+    if len(chunks) > 1 and drop_last and len(chunks[-1]) < batch_size:
+        chunks.pop()
+    elif len(chunks) > 1 and len(chunks[-1]) == 1:
+        chunks[-2:] = [torch.cat(chunks[-2:])]
+    return chunks
 
 
 def normalize_labels(labels: Any, num_classes: int, classes: Mapping[Any, int] | None = None) -> Tensor:

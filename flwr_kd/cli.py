@@ -34,7 +34,12 @@ Dataset = Annotated[str, typer.Option(help="digits, fashion-mnist, mnist-5k, ...
 Partition = Annotated[str, typer.Option(help="iid, dirichlet:ALPHA, inner-dirichlet:ALPHA, pathological:K")]
 Clients = Annotated[int, typer.Option(help="number of clients")]
 Rounds = Annotated[int, typer.Option(help="number of rounds")]
-Model = Annotated[str, typer.Option(help="mlp, lenet, cnn, resnet8, ...; a list gives them out in turn")]
+Model = Annotated[
+    str | None,
+    typer.Option(
+        help="mlp, lenet, cnn, resnet8, ...; a list gives them out in turn; the method's own if not set"
+    ),
+]
 FeatureDim = Annotated[
     int | None, typer.Option(help="size of the representation; the model's own if not set")
 ]
@@ -47,6 +52,8 @@ Workers = Annotated[int, typer.Option(help="clients at the same time")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda")]
 DataDir = Annotated[str | None, typer.Option(help="folder of data files")]
 Limit = Annotated[int | None, typer.Option(help="use so many training samples only")]
+ImageSize = Annotated[int | None, typer.Option(help="pad images to this side")]
+Augment = Annotated[str, typer.Option(help="none, crop or crop-flip, on training batches")]
 Out = Annotated[Path | None, typer.Option(help="folder of the result; runs/NAME if not set")]
 Force = Annotated[bool, typer.Option("--force", help="overwrite a result that is there")]
 Verbose = Annotated[bool, typer.Option("--verbose", help="show Flower's log")]
@@ -97,7 +104,7 @@ def simulate(
     partition: Partition = "inner-dirichlet:0.1",
     clients: Clients = 10,
     rounds: Rounds = 10,
-    model: Model = "mlp",
+    model: Model = None,
     feature_dim: FeatureDim = None,
     seed: Annotated[int, typer.Option(help="of every random choice")] = 0,
     seeds: Annotated[str | None, typer.Option(help="several seeds, separated by commas")] = None,
@@ -108,6 +115,8 @@ def simulate(
     device: Device = "auto",
     data_dir: DataDir = None,
     limit: Limit = None,
+    image_size: ImageSize = None,
+    augment: Augment = "none",
     out: Out = None,
     force: Force = False,
     verbose: Verbose = False,
@@ -132,6 +141,8 @@ def simulate(
         device=device,
         data_dir=data_dir,
         limit=limit,
+        image_size=image_size,
+        augment=augment,
     )
 
 
@@ -142,7 +153,7 @@ def compare(
     partition: Partition = "inner-dirichlet:0.1",
     clients: Clients = 10,
     rounds: Rounds = 10,
-    model: Model = "mlp",
+    model: Model = None,
     feature_dim: FeatureDim = None,
     seeds: Seeds = "0,1,2",
     settings: Settings = None,
@@ -152,6 +163,8 @@ def compare(
     device: Device = "auto",
     data_dir: DataDir = None,
     limit: Limit = None,
+    image_size: ImageSize = None,
+    augment: Augment = "none",
     out: Out = None,
     force: Force = False,
     verbose: Verbose = False,
@@ -176,6 +189,8 @@ def compare(
         device=device,
         data_dir=data_dir,
         limit=limit,
+        image_size=image_size,
+        augment=augment,
     )
 
 
@@ -247,19 +262,22 @@ def _compare(
 ) -> None:
     # Imported here: `flwr-kd methods` need not wait for it.
     from . import plotting
-    from .simulation import Experiment, client_splits, run
+    from .simulation import Experiment, bundle_of, client_splits, run
 
     chosen = [registry.get(name) for name in dict.fromkeys(names)]
     configs = _configs(chosen, settings or [])
     experiments = [Experiment(seed=seed, **shared) for seed in _seeds(seeds)]
     for method in chosen:
-        if len(set(experiments[0].models)) > 1 and not method.heterogeneous:
-            raise ConfigError(f"{method.name} needs one model for all clients, got --model {shared['model']}")
+        experiments[0].of(method)
     folder = out or Path("runs") / "-".join(method.name for method in chosen)
     results.check_free(folder, force=force)
     for experiment in experiments:
         client_splits(experiment)
-        experiment.build_model()
+        for method in chosen:
+            configs[method.name].check_classes(bundle_of(experiment).num_classes)
+            mine = experiment.of(method)
+            for index in range(len(mine.models)):
+                mine.build_model(index)
     logging.getLogger("flwr").setLevel(logging.INFO if verbose else logging.WARNING)
 
     console = Console()
@@ -279,8 +297,9 @@ def _compare(
                 progress.update(bar, description=f"{method.name}, seed {experiment.seed}")
                 advance = _advance(progress, bar)
                 runs.append(run(method, experiment, configs[method.name], on_round=advance))
+    shown = {"model": _models(experiments[0], chosen), "seeds": [e.seed for e in experiments]}
     comparison = Comparison(
-        config={**experiments[0].shared(), "seeds": [e.seed for e in experiments]},
+        config={**experiments[0].shared(), **shown},
         versions=results.versions(),
         command=shlex.join(["flwr-kd", *sys.argv[1:]]),
         runs=tuple(runs),
@@ -290,6 +309,12 @@ def _compare(
     console.print(results.table(comparison))
     print(f"result: {saved.resolve()}")
     print(f"curves: {picture.resolve()}")
+
+
+def _models(experiment: Any, chosen: Sequence[registry.Method]) -> str | dict[str, str]:
+    """Return the models that were used; by method where each has its own."""
+    used = {method.name: str(experiment.of(method).model) for method in chosen}
+    return used if len(set(used.values())) > 1 else used[chosen[0].name]
 
 
 def _advance(progress: Progress, bar: Any) -> Callable[[RoundStats], None]:

@@ -7,12 +7,11 @@ sends knowledge, :meth:`~KDClient.knowledge`; a further phase ``p`` is a method 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, TypeVar, cast
+from typing import Any, ClassVar, NamedTuple, TypeVar, cast
 
-import numpy as np
 import numpy.typing as npt
 import torch
 from flwr.app import Context
@@ -24,17 +23,18 @@ from torch.utils.data import DataLoader, Dataset
 from . import wire
 from .batches import Batches, DatasetError
 from .config import ConfigError, MethodConfig
-from .models import as_feature_model
+from .models import SplitModel, as_feature_model
 from .payload import MAX_PAYLOAD_BYTES, Payload, PayloadError
 from .seeding import derive_seed, forked_global_rng, torch_generator
 from .state import PersonalState
+from .training import fit, make_optimizer
 from .wire import ArrayTemplate
 
-__all__ = ["Answer", "KDClient", "Objective", "Task", "batchnorm_frozen", "resolve_device"]
+__all__ = ["Answer", "KDClient", "Measured", "Objective", "Task", "resolve_device"]
 
 NDArray = npt.NDArray[Any]
-Objective = Callable[[Tensor, Tensor], Tensor]
-"""A loss on one batch: inputs ``[B, ...]`` and labels ``[B]`` to a scalar."""
+Objective = Callable[..., Tensor]
+"""A loss on one batch: inputs ``[B, ...]``, labels ``[B]`` and, if asked for, positions ``[B]`` to a scalar."""
 P = TypeVar("P", bound=Payload)
 
 
@@ -88,6 +88,14 @@ class Task:
         return kind.from_bytes(self.payload, dims=dims, max_bytes=self.max_payload_bytes)
 
 
+class Measured(NamedTuple):
+    """What a model reaches on test data: mean cross-entropy, accuracy, and top-5 where there are more classes."""
+
+    loss: float
+    accuracy: float
+    top5: float | None
+
+
 @dataclass
 class Answer:
     """What a client sends back after one phase."""
@@ -132,6 +140,8 @@ class KDClient(NumPyClient):
     config_class: ClassVar[type[MethodConfig]] = MethodConfig
     personal: ClassVar[bool] = False
     """Whether the model stays at the client between rounds instead of coming from the server."""
+    indexed: ClassVar[bool] = False
+    """Whether the objective's third argument are the samples' positions in the data set."""
 
     def __init__(
         self,
@@ -148,9 +158,8 @@ class KDClient(NumPyClient):
         augment: Callable[[Tensor, torch.Generator], Tensor] | None = None,
     ) -> None:
         self.device = resolve_device(device)
-        self.model: Any = as_feature_model(model).to(self.device)
+        self.model: Any = self.wrap(model).to(self.device)
         self.num_classes = _size_of(self.model, "num_classes")
-        self.feature_dim = _size_of(self.model, "feature_dim")
         options: dict[str, Any] = {
             "num_classes": self.num_classes,
             "classes": classes,
@@ -164,14 +173,20 @@ class KDClient(NumPyClient):
         self.test_batches = None if test_set is None else Batches(test_set, **options)
         if not len(self.train_batches):
             raise DatasetError("train_set is empty: a client needs at least one training sample")
+        self.feature_shape = self._feature_shape()
+        self.feature_dim = math.prod(self.feature_shape)
         self.context = context
         self.augment = augment
         self.state = PersonalState(context)
 
     # ------------------------------------------------------------------ hooks for a method's author
 
+    def wrap(self, model: nn.Module | tuple[nn.Module, nn.Module]) -> nn.Module:
+        """Give the user's model ``features`` and ``classify``; the base's features are vectors ``[B, D]``."""
+        return as_feature_model(model)
+
     def objective(self, task: Task) -> Objective:
-        """Return the loss on one batch; the base's is cross-entropy."""
+        """Return the loss on one batch; the base's is cross-entropy. It gets positions, too, where ``indexed``."""
         return lambda x, y: F.cross_entropy(self.model(x), y)
 
     def knowledge(self, task: Task) -> Payload | None:
@@ -185,11 +200,12 @@ class KDClient(NumPyClient):
     def phase_train(self, task: Task) -> Answer:
         """Train on the local data, measure, and return the model and the knowledge."""
         self.load(task)
-        loss = self.train(task, self.objective(task))
-        metrics = {"train-loss": loss}
+        metrics = {"train-loss": self.train(task, self.objective(task), rows=self.indexed)}
         measured = self.measure(task.config.batch_size)
         if measured is not None:
-            metrics["local-accuracy"] = measured[1]
+            metrics["local-accuracy"] = measured.accuracy
+            if measured.top5 is not None:
+                metrics["local-top5"] = measured.top5
         self.keep()
         return Answer(
             arrays=[] if self.personal else self.arrays(task.names),
@@ -205,7 +221,7 @@ class KDClient(NumPyClient):
         found = {
             "num-examples": len(self.train_batches),
             "num-classes": self.num_classes,
-            "feature-dim": self.feature_dim,
+            "feature-shape": json.dumps(self.feature_shape),
             "arrays": ArrayTemplate.of_ndarrays(self._named_arrays()).to_json(),
             **self.properties(),
         }
@@ -242,8 +258,7 @@ class KDClient(NumPyClient):
         measured = self.measure(task.config.batch_size)
         if measured is None or self.test_batches is None:
             return 0.0, 0, {}
-        loss, accuracy = measured
-        return loss, len(self.test_batches), {"accuracy": accuracy}
+        return measured.loss, len(self.test_batches), {"accuracy": measured.accuracy}
 
     # ------------------------------------------------------------------ building blocks
 
@@ -283,10 +298,13 @@ class KDClient(NumPyClient):
         mine = self._named_arrays()
         return [mine[name].copy() for name in (names or mine)]
 
-    def train(self, task: Task, objective: Objective, *, epochs: int | None = None) -> float:
+    def train(
+        self, task: Task, objective: Objective, *, epochs: int | None = None, rows: bool = False
+    ) -> float:
         """Minimise an objective on the training data; the model ends in eval mode.
 
-        The optimiser is fresh in every phase.
+        The optimiser is fresh in every phase. With ``rows`` the objective's third argument are the samples'
+        positions in the data set ``[B]``.
 
         Returns
         -------
@@ -301,53 +319,58 @@ class KDClient(NumPyClient):
         config = task.config
         optimizer = make_optimizer(self.model, config, config.learning_rate_at(task.server_round))
         order, views = task.generator("order"), task.generator("augment")
-        mean = 0.0
-        for _ in range(config.local_epochs if epochs is None else epochs):
-            total, count = 0.0, 0
-            for x, y in self.train_batches.shuffled(config.batch_size, order):
-                x, y = x.to(self.device), y.to(self.device)
+
+        def epoch() -> Iterator[tuple[Tensor, ...]]:
+            source = self.train_batches.indexed if rows else self.train_batches.shuffled
+            for x, *others in source(config.batch_size, order):
+                x = x.to(self.device)
                 if self.augment is not None:
                     x = self.augment(x, views)
-                self.model.train()
-                with batchnorm_frozen(self.model, when=len(y) == 1):
-                    loss = objective(x, y)
-                    optimizer.zero_grad(set_to_none=True)
-                    loss.backward()  # type: ignore[no-untyped-call]
-                optimizer.step()
-                total, count = total + loss.item() * len(y), count + len(y)
-            mean = total / max(count, 1)
-            if not np.isfinite(mean):
-                raise FloatingPointError(f"the training loss is {mean}: try a smaller learning-rate")
-        self.model.eval()
-        return mean
+                yield (x, *(other.to(self.device) for other in others))
+
+        count = config.local_epochs if epochs is None else epochs
+        return fit(self.model, optimizer, epoch, objective, epochs=count)
 
     @torch.no_grad()
-    def measure(self, batch_size: int) -> tuple[float, float] | None:
-        """Return mean cross-entropy and accuracy on the test data, in eval mode; None without test data."""
+    def measure(self, batch_size: int) -> Measured | None:
+        """Return loss and accuracy on the test data, in eval mode; None without test data."""
         if self.test_batches is None or not len(self.test_batches):
             return None
         self.model.eval()
-        loss, right, count = 0.0, 0, 0
+        loss, right, near, count = 0.0, 0, 0, 0
+        several = self.num_classes > 5
         for x, y in self.test_batches.ordered(batch_size):
             logits, y = self.model(x.to(self.device)), y.to(self.device)
             loss += float(F.cross_entropy(logits, y, reduction="sum"))
             right += int((logits.argmax(dim=1) == y).sum())
+            if several:
+                near += int((logits.topk(5, dim=1).indices == y[:, None]).sum())
             count += len(y)
-        return loss / count, right / count
+        return Measured(loss / count, right / count, near / count if several else None)
 
     @torch.no_grad()
-    def extract(self, batch_size: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return features ``[N, D]``, logits ``[N, C]`` and labels ``[N]`` of all training samples, on the CPU.
+    def extract(self, batch_size: int, batches: Batches | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Return features ``[N, D]``, logits ``[N, C]`` and labels ``[N]`` of samples, on the CPU.
 
-        In eval mode, without augmentation, in the data set's order.
+        Of all training samples, or of other ``batches``. In eval mode, without augmentation, in the data set's
+        order. Features of a :class:`~flwr_kd.models.SplitModel` have its feature shape, ``[N, ...]``.
         """
         self.model.eval()
         rows: list[tuple[Tensor, Tensor, Tensor]] = []
-        for x, y in self.knowledge_batches.ordered(batch_size):
+        for x, y in (self.knowledge_batches if batches is None else batches).ordered(batch_size):
             features = self.model.features(x.to(self.device))
             rows.append((features.cpu(), self.model.classify(features).cpu(), y))
         features, logits, labels = (torch.cat(column) for column in zip(*rows, strict=True))
         return features, logits, labels
+
+    @torch.no_grad()
+    def _feature_shape(self) -> tuple[int, ...]:
+        """Read the shape of one sample's features off the model, or off what it makes of a sample."""
+        dim, shape = getattr(self.model, "feature_dim", None), getattr(self.model, "feature_shape", None)
+        if isinstance(self.model, SplitModel) and shape is None:
+            x, _ = next(self.train_batches.ordered(1))
+            shape = tuple(self.model.eval().features(x.to(self.device)).shape[1:])
+        return (_size_of(self.model, "feature_dim"),) if shape is None or dim is not None else tuple(shape)
 
     def _task(self, parameters: list[NDArray], config: Mapping[str, Any]) -> Task:
         server_round, phase = int(config.get(wire.ROUND, 1)), str(config.get(wire.PHASE, "train"))
@@ -375,16 +398,6 @@ def _size_of(model: nn.Module, name: str) -> int:
     return size
 
 
-def make_optimizer(model: nn.Module, config: MethodConfig, learning_rate: float) -> torch.optim.Optimizer:
-    """Return the config's optimiser over the parameters that are trained."""
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    if config.optimizer == "sgd":
-        return torch.optim.SGD(
-            parameters, lr=learning_rate, momentum=config.momentum, weight_decay=config.weight_decay
-        )
-    return torch.optim.Adam(parameters, lr=learning_rate, weight_decay=config.weight_decay)
-
-
 def resolve_device(device: str | torch.device) -> torch.device:
     """Return a torch device; ``"auto"`` is CUDA, else MPS, else CPU.
 
@@ -406,23 +419,3 @@ def resolve_device(device: str | torch.device) -> torch.device:
             f"device must be auto, cpu, cuda[:N] or mps and be there, got {device!r} ({reason})"
         ) from None
     return found
-
-
-@contextmanager
-def batchnorm_frozen(model: nn.Module, *, when: bool = True) -> Iterator[None]:
-    """Let BatchNorm use its running statistics, and leave them alone, inside the block.
-
-    Needed where a batch has a single sample, on which BatchNorm cannot train, and where what passes through
-    the model is not training data.
-    """
-    layers = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training]
-    if not when or not layers:
-        yield
-        return
-    for layer in layers:
-        layer.eval()
-    try:
-        yield
-    finally:
-        for layer in layers:
-            layer.train()

@@ -195,6 +195,9 @@ class MethodConfig:
             for item in dataclasses.fields(cls)
         ]
 
+    def check_classes(self, num_classes: int) -> None:
+        """Raise :class:`ConfigError` where a value does not go with so many classes; the base has none such."""
+
     def learning_rate_at(self, server_round: int) -> float:
         """Return the learning rate of a round, counted from 1.
 

@@ -61,7 +61,8 @@ class ArraySpec:
     Parameters
     ----------
     dtype : str
-        Name of a numpy dtype (one of bool, int8-64, uint8-64, float16-64), or ``"*"`` for any of these.
+        Name of a numpy dtype (one of bool, int8-64, uint8-64, float16-64), several joined by ``|``, or ``"*"``
+        for any of these.
     shape : tuple of str
         One entry per axis: a number, or a letter that must mean the same size in all fields of the message.
         A last entry ``"..."`` admits any further axes.
@@ -78,7 +79,7 @@ class ArraySpec:
 def array(dtype: str, shape: str) -> Any:
     """Declare an array field of a :class:`Payload`, for example ``array("float32", "N C")``."""
     axes = tuple(shape.split())
-    if dtype != "*" and dtype not in DTYPES:
+    if dtype != "*" and not set(dtype.split("|")) <= set(DTYPES):
         raise TypeError(f"dtype must be '*' or one of {', '.join(DTYPES)}, got {dtype!r}")
     return dataclasses.field(metadata={"array": ArraySpec(dtype, axes)})
 
@@ -268,8 +269,12 @@ def _check_array(schema: str, name: str, value: Any, spec: ArraySpec, sizes: dic
     where = f"{schema}: field {name!r}"
     if not isinstance(value, np.ndarray):
         raise PayloadError(f"{where} must be a numpy array, got {type(value).__name__}")
-    if value.dtype.name not in DTYPES or (spec.dtype != "*" and value.dtype.name != spec.dtype):
-        raise PayloadError(f"{where} has dtype {value.dtype.name}, expected {spec.dtype}")
+    if value.dtype.name not in DTYPES or (
+        spec.dtype != "*" and value.dtype.name not in spec.dtype.split("|")
+    ):
+        raise PayloadError(
+            f"{where} has dtype {value.dtype.name}, expected {spec.dtype.replace('|', ' or ')}"
+        )
     axes = spec.shape
     open_ended = bool(axes) and axes[-1] == "..."
     axes = axes[:-1] if open_ended else axes

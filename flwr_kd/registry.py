@@ -39,6 +39,14 @@ class Method:
         Hyper-parameters that make this variant, for example γ = 0.
     client_options : mapping
         Arguments of the client class in a simulation, for example noise from the run's seed.
+    server_device : bool
+        Whether the strategy trains a model itself, and so takes a ``device``.
+    model : str
+        The clients' models where a simulation names none: one of :data:`flwr_kd.models.MODELS`, or several
+        separated by commas, given to the clients in turn.
+    simulated : tuple of str
+        Hyper-parameters as ``name=value`` that a simulation sets, and its user may set otherwise: what is
+        measured at the cost of a client's privacy.
     """
 
     name: str
@@ -51,6 +59,9 @@ class Method:
     heterogeneous: bool = False
     fixed: Mapping[str, Any] = field(default_factory=dict)
     client_options: Mapping[str, Any] = field(default_factory=dict)
+    server_device: bool = False
+    model: str = "mlp"
+    simulated: tuple[str, ...] = ()
 
     @property
     def config_class(self) -> type[MethodConfig]:
@@ -58,14 +69,14 @@ class Method:
         return self.strategy.config_class
 
     def config(self, assignments: Iterable[str] = ()) -> MethodConfig:
-        """Return the hyper-parameters, from ``name=value`` texts and the variant's fixed values.
+        """Return a simulation's hyper-parameters, from ``name=value`` texts and the variant's fixed values.
 
         Raises
         ------
         ConfigError
             If a name or value is not allowed, or the variant fixes it.
         """
-        return self.config_class.from_texts(assignments, **self.fixed)
+        return self.config_class.from_texts([*self.simulated, *assignments], **self.fixed)
 
 
 _METHODS: dict[str, Method] = {}

@@ -17,7 +17,7 @@ import re
 import secrets
 import statistics
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, cast
@@ -52,11 +52,11 @@ _T = TypeVar("_T")
 _MEGABYTE = 10**6
 _LAST = 5
 _PACKAGES = ("flwr-kd", "flwr", "torch", "torchvision", "ray", "numpy")
+_ACCURACIES = ("local_accuracy", "local_top5", "global_accuracy", "server_accuracy")
+_OF_CLIENT = ("local_accuracy", "local_top5")
 _METRICS = (
-    "local_accuracy",
-    "global_accuracy",
-    "local_accuracy_last5",
-    "global_accuracy_last5",
+    *_ACCURACIES,
+    *(f"{name}_last5" for name in _ACCURACIES),
     "bytes_up",
     "bytes_down",
     "seconds",
@@ -92,6 +92,13 @@ class RoundResult:
         Wall clock.
     participants, failures : int
         Clients whose contribution counted, and those that were asked and lost.
+    local_top5 : float or None
+        As ``local_accuracy``, of the five likeliest classes; None with five classes or fewer.
+    server_accuracy : float or None
+        Of a server's model that the clients do not have (FedGKT's predictor), on their test splits; None
+        without one.
+    clients : dict
+        Per client, by its partition id as text, its own ``local_accuracy`` and ``local_top5``.
 
     Raises
     ------
@@ -112,6 +119,9 @@ class RoundResult:
     seconds: float
     participants: int
     failures: int
+    local_top5: float | None = None
+    server_accuracy: float | None = None
+    clients: dict[str, dict[str, float | None]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name, least in (
@@ -122,11 +132,15 @@ class RoundResult:
             ("failures", 0),
         ):
             object.__setattr__(self, name, _whole(name, getattr(self, name), least))
-        for name in ("local_accuracy", "global_accuracy", "train_loss"):
-            value = _real(name, getattr(self, name))
-            if value is not None and name != "train_loss" and not 0 <= value <= 1:
-                raise ResultError(f"{name} must be None or in [0, 1], got {value}")
-            object.__setattr__(self, name, value)
+        for name in _ACCURACIES:
+            object.__setattr__(self, name, _accuracy(name, getattr(self, name)))
+        object.__setattr__(self, "train_loss", _real("train_loss", self.train_loss))
+        clients = _json_mapping("clients", self.clients)
+        for client, values in clients.items():
+            if not isinstance(values, dict) or not set(values) <= set(_OF_CLIENT):
+                raise ResultError(f"clients[{client!r}] must have {' and '.join(_OF_CLIENT)}, got {values!r}")
+            clients[client] = {name: _accuracy(name, values.get(name)) for name in _OF_CLIENT}
+        object.__setattr__(self, "clients", clients)
         seconds = _real("seconds", self.seconds)
         if seconds is None or seconds < 0:
             raise ResultError(f"seconds must be finite and >= 0, got {self.seconds!r}")
@@ -184,9 +198,10 @@ class RunResult:
     def last(self) -> dict[str, float | None]:
         """The run in a few numbers, each None if no round has a value.
 
-        ``local_accuracy`` and ``global_accuracy`` are those of the last round; with ``_last5`` the mean over
-        the last five rounds, or over those of them that have a value. ``bytes_up`` and ``bytes_down`` are the
-        mean per round, ``seconds`` the median per round (the first rounds warm up).
+        ``local_accuracy``, ``local_top5``, ``global_accuracy`` and ``server_accuracy`` are those of the last
+        round; with ``_last5`` the mean over the last five rounds, or over those of them that have a value.
+        ``bytes_up`` and ``bytes_down`` are the mean per round, ``seconds`` the median per round (the first rounds
+        warm up).
 
         Examples
         --------
@@ -198,10 +213,8 @@ class RunResult:
         final = self.rounds[-1] if self.rounds else None
         tail = self.rounds[-_LAST:]
         return {
-            "local_accuracy": final.local_accuracy if final else None,
-            "global_accuracy": final.global_accuracy if final else None,
-            "local_accuracy_last5": _mean(result.local_accuracy for result in tail),
-            "global_accuracy_last5": _mean(result.global_accuracy for result in tail),
+            **{name: getattr(final, name) if final else None for name in _ACCURACIES},
+            **{f"{name}_last5": _mean(getattr(each, name) for each in tail) for name in _ACCURACIES},
             "bytes_up": _mean(result.bytes_up for result in self.rounds),
             "bytes_down": _mean(result.bytes_down for result in self.rounds),
             "seconds": statistics.median(result.seconds for result in self.rounds) if final else None,
@@ -342,7 +355,7 @@ class Comparison:
             rounds = []
             for position, values in enumerate(_list(f"{where}.rounds", entry["rounds"])):
                 place = f"{where}.rounds[{position}]"
-                _keys(place, values, _ROUND_KEYS)
+                _keys(place, values, _NEEDED_KEYS, _ROUND_KEYS)
                 rounds.append(_build(place, RoundResult, values))
             runs.append(_build(where, RunResult, {**entry, "rounds": tuple(rounds)}))
         shared = {name: document[name] for name in ("config", "versions", "command")}
@@ -350,6 +363,10 @@ class Comparison:
 
 
 _ROUND_KEYS = tuple(each.name for each in fields(RoundResult))
+# What results had from the first version on; a reader takes the others' defaults where they are not there.
+_NEEDED_KEYS = tuple(
+    each.name for each in fields(RoundResult) if each.default is MISSING and each.default_factory is MISSING
+)
 
 
 def versions() -> dict[str, str]:
@@ -471,8 +488,9 @@ def table(comparison: Comparison) -> Table:
     """Return the comparison as a table to print: one row per method, the last round.
 
     Accuracies are mean ± standard deviation over seeds, in percent, ``–`` where there is none. If some seeds
-    have no value, how many have one is added. Bytes are the mean per round over all clients together, in MB
-    (10^6 bytes); seconds the mean over seeds of the median round. It fits into 80 columns.
+    have no value, how many have one is added. A server's own model has a column where there is one. Bytes are
+    the mean per round over all clients together, in MB (10^6 bytes); seconds the mean over seeds of the median
+    round. It fits into 80 columns, with a server's model into 97.
     """
     from rich import box
     from rich.table import Table
@@ -486,20 +504,18 @@ def table(comparison: Comparison) -> Table:
     )
     shown = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
     shown.add_column("method", overflow="fold")
-    for header in (
-        "local\naccuracy %",
-        "global\naccuracy %",
-        "MB up\n/round",
-        "MB down\n/round",
-        "s\n/round",
-    ):
+    rows = comparison.summary()
+    accuracies = {"local_accuracy": "local\naccuracy %", "global_accuracy": "global\naccuracy %"}
+    if any(row["server_accuracy"]["n"] for row in rows):
+        # A server's own model is rare; where there is one, the table has a column more.
+        accuracies["server_accuracy"] = "server\naccuracy %"
+    for header in (*accuracies.values(), "MB up\n/round", "MB down\n/round", "s\n/round"):
         shown.add_column(header, justify="right", no_wrap=True)
-    for row in comparison.summary():
+    for row in rows:
         of = len(row["seeds"])
         shown.add_row(
             Text(row["method"]),
-            _percent(row["local_accuracy"], of),
-            _percent(row["global_accuracy"], of),
+            *(_percent(row[name], of) for name in accuracies),
             _significant(row["bytes_up"]["mean"], _MEGABYTE),
             _significant(row["bytes_down"]["mean"], _MEGABYTE),
             _significant(row["seconds"]["mean"]),
@@ -557,6 +573,13 @@ def _real(name: str, value: object) -> float | None:
     except OverflowError:
         raise ResultError(f"{name} is a whole number too large for a float") from None
     return number if math.isfinite(number) else None
+
+
+def _accuracy(name: str, value: object) -> float | None:
+    number = _real(name, value)
+    if number is not None and not 0 <= number <= 1:
+        raise ResultError(f"{name} must be None or in [0, 1], got {number}")
+    return number
 
 
 def _json_mapping(where: str, value: object) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from torch import nn
 from . import registry
 from .client import resolve_device
 from .config import ConfigError, MethodConfig, unknown_name
-from .data import Bundle, histogram, load, partition, split
+from .data import Bundle, augmentation, histogram, load, partition, split
 from .inline import InlineGrid
 from .models import MODELS, build_model
 from .results import RoundResult, RunResult
@@ -67,9 +67,9 @@ class Experiment:
         See :func:`flwr_kd.data.partition`.
     clients, rounds : int
         At least 1.
-    model : str
+    model : str, optional
         A name of :data:`flwr_kd.models.MODELS`, or several separated by commas, which are given to the
-        clients in turn; for methods that allow different models.
+        clients in turn; for methods that allow different models. The method's own if None.
     feature_dim : int, optional
         D; each model's own if None.
     seed : int
@@ -86,6 +86,10 @@ class Experiment:
         Where data files are.
     limit : int, optional
         Use so many training samples only.
+    image_size : int, optional
+        Pad images to this side.
+    augment : str
+        What is done to training batches; see :func:`flwr_kd.data.augmentation`.
 
     Raises
     ------
@@ -97,7 +101,7 @@ class Experiment:
     partition: str = "inner-dirichlet:0.1"
     clients: int = 10
     rounds: int = 10
-    model: str = "mlp"
+    model: str | None = None
     feature_dim: int | None = None
     seed: int = 0
     fraction_train: float = 1.0
@@ -106,6 +110,8 @@ class Experiment:
     device: str = "auto"
     data_dir: str | None = None
     limit: int | None = None
+    image_size: int | None = None
+    augment: str = "none"
 
     def __post_init__(self) -> None:
         for name, least in (("clients", 1), ("rounds", 1), ("workers", 1), ("seed", 0)):
@@ -122,11 +128,25 @@ class Experiment:
         if not 0 < self.fraction_train <= 1:
             raise ConfigError(f"fraction-train must be in (0, 1], got {self.fraction_train}")
         resolve_device(self.device)
+        augmentation(self.augment)
 
     @property
     def models(self) -> list[str]:
-        """The models' names, given to the clients in turn."""
-        return [name.strip() for name in self.model.split(",")]
+        """The models' names, given to the clients in turn; ``mlp`` where neither was chosen, nor a method."""
+        return [name.strip() for name in (self.model or "mlp").split(",")]
+
+    def of(self, method: registry.Method) -> Experiment:
+        """Return the experiment with the method's own models where it names none.
+
+        Raises
+        ------
+        ConfigError
+            If there are several models, and the method needs the same at all clients.
+        """
+        found = self if self.model is not None else replace(self, model=method.model)
+        if len(set(found.models)) > 1 and not method.heterogeneous:
+            raise ConfigError(f"{method.name} needs one model for all clients, got --model {found.model}")
+        return found
 
     def shared(self) -> dict[str, Any]:
         """Return everything but the seed, for a result's ``config``."""
@@ -198,15 +218,15 @@ def run(
     SimulationError
         If the server failed.
     """
-    if len(set(experiment.models)) > 1 and not method.heterogeneous:
-        raise ConfigError(
-            f"{method.name} needs the same model at all clients, got --model {experiment.model}"
-        )
+    experiment = experiment.of(method)
     config = method.config() if config is None else config
     splits = client_splits(experiment)
     bundle = bundle_of(experiment)
+    config.check_classes(bundle.num_classes)
+    options: dict[str, Any] = {"device": experiment.device} if method.server_device else {}
     strategy = method.strategy(
         config,
+        **options,
         seed=experiment.seed,
         fraction_train=experiment.fraction_train,
         min_available_nodes=experiment.clients,
@@ -279,12 +299,18 @@ def evaluator(
 
 def bundle_of(experiment: Experiment) -> Bundle:
     """Return an experiment's data, loaded once per process: workers answer many messages."""
-    return _loaded(experiment.dataset, experiment.seed, experiment.data_dir, experiment.limit)
+    found = (experiment.dataset, experiment.seed, experiment.data_dir, experiment.limit)
+    return _loaded(*found) if experiment.image_size is None else _padded(*found, experiment.image_size)
 
 
 @functools.lru_cache(maxsize=2)
 def _loaded(dataset: str, seed: int, data_dir: str | None, limit: int | None) -> Bundle:
     return load(dataset, seed=seed, data_dir=data_dir, limit=limit)
+
+
+@functools.lru_cache(maxsize=1)
+def _padded(dataset: str, seed: int, data_dir: str | None, limit: int | None, side: int) -> Bundle:
+    return _loaded(dataset, seed, data_dir, limit).padded(side)
 
 
 @functools.lru_cache(maxsize=2)
@@ -307,6 +333,7 @@ def _build_client(method_name: str, experiment: Experiment, context: Context) ->
         bundle.train.subset(test),
         context=context,
         device=experiment.device,
+        augment=augmentation(experiment.augment),
         **method.client_options,
     )
     return client.to_client()
@@ -424,4 +451,10 @@ def round_result(stats: RoundStats) -> RoundResult:
         seconds=stats.seconds,
         participants=stats.participants,
         failures=stats.failures,
+        local_top5=stats.local_top5,
+        server_accuracy=stats.server_accuracy,
+        clients={
+            str(key): {name.replace("-", "_"): value for name, value in values.items()}
+            for key, values in sorted(stats.clients.items())
+        },
     )

@@ -10,183 +10,28 @@ import io
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.common.logger import log
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result, Strategy
-from safetensors import safe_open
-from safetensors.numpy import save
+from flwr.serverapp.strategy import Strategy
 
 from . import wire
 from .aggregation import weighted_mean
+from .checkpoint import CHECKPOINT, Checkpoint
 from .config import ConfigError, MethodConfig
+from .exchange import HandshakeError, KDResult, NDArray, Node, Outgoing, Reply, RoundStats
 from .payload import MAX_PAYLOAD_BYTES, Payload, PayloadError
 from .seeding import numpy_generator
-from .state import write_atomically
 from .wire import ArrayTemplate
 
-__all__ = ["HandshakeError", "KDResult", "KDStrategy", "Node", "Outgoing", "Reply", "RoundStats"]
+__all__ = ["HandshakeError", "KDResult", "KDStrategy", "NDArray", "Node", "Outgoing", "Reply", "RoundStats"]
 
-NDArray = npt.NDArray[Any]
-CHECKPOINT = "checkpoint.safetensors"
-_CHECKPOINT_VERSION = "1"
 _POLL_FIRST, _POLL_LAST = 0.02, 1.0
-
-
-class HandshakeError(RuntimeError):
-    """Too few clients fit the method; the text names each that was refused, and why."""
-
-
-@dataclass(frozen=True)
-class Node:
-    """A client as it introduced itself in the handshake.
-
-    Attributes
-    ----------
-    node_id : int
-        Flower's id: random, and new after a restart.
-    partition_id : int or None
-        From the client's node config; what sampling and summation go by where there is one.
-    num_examples : int
-        Training samples.
-    num_classes, feature_dim : int
-        C and D of the client's model.
-    template : ArrayTemplate
-        Names and shapes of the client's model.
-    sector, public_digest : str
-        Empty where the client has none.
-    """
-
-    node_id: int
-    partition_id: int | None = None
-    num_examples: int = 0
-    num_classes: int = 0
-    feature_dim: int = 0
-    template: ArrayTemplate = field(default_factory=ArrayTemplate)
-    sector: str = ""
-    public_digest: str = ""
-
-    @property
-    def order(self) -> tuple[bool, int, int]:
-        """Sorting key: by partition id where there is one, else by node id."""
-        return (self.partition_id is None, self.partition_id or 0, self.node_id)
-
-    def __str__(self) -> str:
-        partition = "" if self.partition_id is None else f" (partition {self.partition_id})"
-        return f"node {self.node_id}{partition}"
-
-    @classmethod
-    def from_properties(cls, node_id: int, properties: Mapping[str, Any]) -> Node:
-        """Read a handshake's answer.
-
-        Raises
-        ------
-        PayloadError
-            If a property is missing or of the wrong kind.
-        """
-
-        def whole(name: str) -> int:
-            value = properties.get(name)
-            if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**53:
-                raise PayloadError(f"property {name!r} must be a whole number from 0, got {value!r}")
-            return value
-
-        return cls(
-            node_id=node_id,
-            partition_id=whole("partition-id") if "partition-id" in properties else None,
-            num_examples=whole("num-examples"),
-            num_classes=whole("num-classes"),
-            feature_dim=whole("feature-dim"),
-            template=ArrayTemplate.from_json(properties.get("arrays")),
-            sector=str(properties.get("sector", "")),
-            public_digest=str(properties.get("public-digest", "")),
-        )
-
-
-@dataclass(frozen=True)
-class Outgoing:
-    """What one node is sent in a phase.
-
-    Attributes
-    ----------
-    node : Node
-        The receiver.
-    arrays : ArrayRecord or None
-        Models; None sends no arrays.
-    payload : Payload or None
-        Knowledge. Every node may get its own.
-    config : mapping
-        Further scalars, in kebab-case.
-    """
-
-    node: Node
-    arrays: ArrayRecord | None = None
-    payload: Payload | None = None
-    config: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Reply:
-    """A checked answer.
-
-    Attributes
-    ----------
-    node : Node
-        The sender.
-    arrays : list of ndarray
-        In the template's order, dtypes and shapes; empty where the phase returns no arrays.
-    num_examples : int
-        Samples that the client trained on.
-    metrics : dict
-        Numbers such as ``train-loss`` and ``local-accuracy``.
-    payload : Payload or None
-        Of the type that the phase expects.
-    """
-
-    node: Node
-    arrays: list[NDArray]
-    num_examples: int
-    metrics: dict[str, float]
-    payload: Payload | None = None
-
-
-@dataclass
-class RoundStats:
-    """What one round did. Bytes are those of arrays and payloads, over all clients and phases."""
-
-    server_round: int
-    local_accuracy: float | None = None
-    global_accuracy: float | None = None
-    train_loss: float | None = None
-    bytes_up: int = 0
-    bytes_down: int = 0
-    seconds: float = 0.0
-    participants: int = 0
-    failures: int = 0
-    bytes_by_partition: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """(down, up) per partition id, or per node id where a node has no partition id."""
-
-    def count(self, node: Node, *, down: int = 0, up: int = 0) -> None:
-        """Add bytes to the round's and the node's totals."""
-        key = node.node_id if node.partition_id is None else node.partition_id
-        before = self.bytes_by_partition.get(key, (0, 0))
-        self.bytes_by_partition[key] = (before[0] + down, before[1] + up)
-        self.bytes_down += down
-        self.bytes_up += up
-
-
-@dataclass(repr=False)  # Flower's tells the arrays' size, a dataclass's would print all their bytes
-class KDResult(Result):
-    """Flower's ``Result`` and, per round, what the round did."""
-
-    rounds: list[RoundStats] = field(default_factory=list)
 
 
 class KDStrategy(Strategy):
@@ -565,8 +410,9 @@ class KDStrategy(Strategy):
                     )
                     continue
                 node = Node.from_properties(node_id, wire.read_properties(reply))
+                self.config.check_classes(node.num_classes)
                 refusal = self.accept_node(node)
-            except PayloadError as error:
+            except (PayloadError, ConfigError) as error:
                 refusal = str(error)
             if refusal is None:
                 self._nodes[node_id] = node
@@ -674,10 +520,14 @@ class KDStrategy(Strategy):
                 log(WARNING, "%s did not answer in time", self._nodes[message.metadata.dst_node_id])
         return pairs
 
-    def _checked(self, phase: str, pairs: Iterable[tuple[Message, Message]]) -> list[Reply]:
-        """Return the answers that are what the phase expects; drop the others with a warning."""
+    def _checked(self, phase: str, pairs: list[tuple[Message, Message]]) -> list[Reply]:
+        """Return the answers that are what the phase expects; drop the others with a warning.
+
+        The list is emptied on the way: a message and what was decoded from it are two copies of the knowledge.
+        """
         replies = []
-        for message, message_back in pairs:
+        while pairs:
+            message, message_back = pairs.pop()
             node = self._nodes[message.metadata.dst_node_id]
             if message_back.has_error():
                 self.stats.failures += 1
@@ -716,11 +566,20 @@ class KDStrategy(Strategy):
 
     def _summarise(self, replies: list[Reply], result: KDResult) -> None:
         """Means over clients: the local accuracy counts each client once, the loss by its samples."""
-        accuracies = [r.metrics["local-accuracy"] for r in replies if "local-accuracy" in r.metrics]
+        for reply in replies:
+            found = {k: v for k, v in reply.metrics.items() if k in ("local-accuracy", "local-top5")}
+            if found:
+                self.stats.clients[reply.node.key] = self.stats.clients.get(reply.node.key, {}) | found
+        accuracies, top5 = (
+            [r.metrics[name] for r in replies if name in r.metrics]
+            for name in ("local-accuracy", "local-top5")
+        )
         losses = [(r.metrics["train-loss"], r.num_examples) for r in replies if "train-loss" in r.metrics]
         metrics: dict[str, int | float | list[int] | list[float]] = {}
         if accuracies:
             self.stats.local_accuracy = metrics["local-accuracy"] = float(np.mean(accuracies))
+        if top5:
+            self.stats.local_top5 = metrics["local-top5"] = float(np.mean(top5))
         if losses:
             weights = np.array([max(weight, 1) for _, weight in losses], dtype=np.float64)
             self.stats.train_loss = metrics["train-loss"] = float(
@@ -788,19 +647,10 @@ class KDStrategy(Strategy):
         """Write global arrays and the method's state, where ``checkpoint_dir`` is set."""
         if self.checkpoint_dir is None:
             return None
-        tensors = {f"arrays/{name}": np.ascontiguousarray(a).reshape(a.shape) for name, a in _named(arrays)}
-        tensors |= {f"state/{name}": np.asarray(value) for name, value in self.state_arrays().items()}
-        metadata = {
-            "version": _CHECKPOINT_VERSION,
-            "strategy": type(self).__name__,
-            "round": str(server_round),
-            "names": json.dumps([name for name, _ in _named(arrays)]),
-            "config": json.dumps(self.config.to_wire()),
-            "seed": str(self.seed),
-        }
-        path = self.checkpoint_dir / CHECKPOINT
-        write_atomically(path, save(tensors, metadata=metadata))
-        return path
+        found = Checkpoint(
+            type(self).__name__, server_round, self.config.to_wire(), self.seed, arrays, self.state_arrays()
+        )
+        return found.save(self.checkpoint_dir)
 
     def load_checkpoint(self) -> tuple[int, ArrayRecord | None] | None:
         """Read the checkpoint: the last round and its arrays; None if there is none.
@@ -810,35 +660,25 @@ class KDStrategy(Strategy):
         ConfigError
             If it was written by another method or version, or has other arrays than ``initial_arrays``.
         """
-        path = None if self.checkpoint_dir is None else self.checkpoint_dir / CHECKPOINT
-        if path is None or not path.exists():
+        if self.checkpoint_dir is None:
             return None
-        with safe_open(path, framework="numpy") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        found = (metadata.get("strategy"), metadata.get("version"))
-        if found != (type(self).__name__, _CHECKPOINT_VERSION):
-            raise ConfigError(f"{path} is of {found[0]} (version {found[1]}), expected {type(self).__name__}")
-        if metadata["config"] != json.dumps(self.config.to_wire()) or metadata["seed"] != str(self.seed):
+        found = Checkpoint.load(self.checkpoint_dir, type(self).__name__)
+        if found is None:
+            return None
+        if (found.config, found.seed) != (self.config.to_wire(), self.seed):
             log(
                 WARNING,
-                "the checkpoint was written with other hyper-parameters or another seed: %s",
-                metadata,
+                "the checkpoint was written with other hyper-parameters or another seed: %s, seed %d",
+                found.config,
+                found.seed,
             )
-        names = json.loads(metadata["names"])
-        arrays = {name: tensors[f"arrays/{name}"] for name in names}
-        if (other := self.template.difference(ArrayTemplate.of_ndarrays(arrays))) is not None:
-            raise ConfigError(f"{path} does not fit initial_arrays: {other}")
-        self.load_state_arrays(
-            {name.removeprefix("state/"): v for name, v in tensors.items() if name.startswith("state/")}
-        )
-        if not names:
-            return int(metadata["round"]), None
-        return int(metadata["round"]), self.template.record([arrays[name] for name in self.template.names])
-
-
-def _named(arrays: ArrayRecord) -> list[tuple[str, NDArray]]:
-    return [(name, value.numpy()) for name, value in arrays.items()]
+        if (other := self.template.difference(ArrayTemplate.of(found.arrays))) is not None:
+            raise ConfigError(f"{self.checkpoint_dir / CHECKPOINT} does not fit initial_arrays: {other}")
+        self.load_state_arrays(found.state)
+        if not found.arrays:
+            return found.server_round, None
+        arrays = {name: value.numpy() for name, value in found.arrays.items()}
+        return found.server_round, self.template.record([arrays[name] for name in self.template.names])
 
 
 def _last_line(reason: str | None) -> str:

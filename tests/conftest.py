@@ -59,7 +59,9 @@ class Federation:
     def strategy(self, *settings: str, **options: Any) -> KDStrategy:
         options.setdefault("min_available_nodes", self.clients)
         return self.method.strategy(
-            self.method.config(["local-epochs=1", "batch-size=8", "learning-rate=0.005", *settings]),
+            self.method.config(
+                ["local-epochs=1", "batch-size=8", "optimizer=adam", "learning-rate=0.005", *settings]
+            ),
             **options,
         )
 

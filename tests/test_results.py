@@ -130,6 +130,9 @@ def test_the_file_says_what_a_reader_needs():
         "seconds": 2.0,
         "participants": 4,
         "failures": 1,
+        "local_top5": None,
+        "server_accuracy": None,
+        "clients": {},
     }
     assert document["summary"] == comparison.summary()
 
@@ -387,6 +390,35 @@ def test_table():
     assert row.split() == ["ktpfl[x]", "50.00", "±", "0.00", "–", "1.00", "3.00", "2.00"]
 
 
+def test_a_server_s_own_model_has_a_column_where_there_is_one():
+    assert "server" not in rendered(a_comparison(a_run()))
+    run = a_run("fedgkt", rounds=(a_round(global_accuracy=None, server_accuracy=0.25),))
+    text = rendered(a_comparison(a_run(), run))
+    assert "server" in text
+    row = next(line for line in text.splitlines() if "fedgkt" in line)
+    assert row.split() == ["fedgkt", "50.00", "–", "25.00", "1.00", "3.00", "2.00"]
+
+
+def test_a_result_without_the_newer_fields_can_be_read():
+    document = json.loads(a_comparison(a_run()).to_json())
+    for name in ("local_top5", "server_accuracy", "clients"):
+        del document["runs"][0]["rounds"][0][name]
+    (found,) = Comparison.from_json(json.dumps(document)).runs
+    assert (found.rounds[0].local_top5, found.rounds[0].clients) == (None, {})
+
+
+def test_clients_numbers_are_checked_and_kept():
+    kept = a_round(clients={"0": {"local_accuracy": 0.5, "local_top5": float("nan")}, "1": {}})
+    assert kept.clients == {
+        "0": {"local_accuracy": 0.5, "local_top5": None},
+        "1": {"local_accuracy": None, "local_top5": None},
+    }
+    with pytest.raises(ResultError, match=r"clients\['0'\] must have local_accuracy and local_top5"):
+        a_round(clients={"0": {"accuracy": 0.5}})
+    with pytest.raises(ResultError, match=r"local_top5 must be None or in \[0, 1\], got 5"):
+        a_round(clients={"0": {"local_top5": 5}})
+
+
 def test_table_says_how_many_seeds_have_a_value():
     missing = a_run(seed=1, rounds=(a_round(local_accuracy=None),))
     assert "1 of 2 seeds" in rendered(a_comparison(a_run(), missing))
@@ -428,7 +460,7 @@ def test_megabytes_keep_three_digits(bytes_up, shown):
 
 
 def test_the_fields_are_the_schema():
-    """A field that is renamed or added changes the file: that needs a new schema version."""
+    """A field that is renamed changes the file: that needs a new schema version. An added one needs a default."""
     assert [field.name for field in dataclasses.fields(RoundResult)] == [
         "round",
         "local_accuracy",
@@ -439,5 +471,8 @@ def test_the_fields_are_the_schema():
         "seconds",
         "participants",
         "failures",
+        "local_top5",
+        "server_accuracy",
+        "clients",
     ]
     assert results.SCHEMA_VERSION == 1

@@ -324,7 +324,8 @@ def test_other_sizes_are_refused_where_no_weights_are_sent(grid_of: Any) -> None
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("num-examples", -1), ("num-classes", "ten"), ("arrays", "{"), ("feature-dim", True)]
+    ("name", "value"),
+    [("num-examples", -1), ("num-classes", "ten"), ("arrays", "{"), ("feature-shape", "[0]")],
 )
 def test_a_handshake_of_nonsense_is_refused(grid_of: Any, name: str, value: Any) -> None:
     class Liar(FedAvgClient):

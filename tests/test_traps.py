@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 
 from flwr_kd import wire
 from flwr_kd.batches import Batches
-from flwr_kd.client import KDClient, Task, batchnorm_frozen
+from flwr_kd.client import KDClient, Task
 from flwr_kd.inline import Fault, InlineGrid
 from flwr_kd.models import build_model
 from flwr_kd.payload import PayloadError
@@ -25,6 +25,7 @@ from flwr_kd.strategies.fedavg import FedAvg, FedAvgClient
 from flwr_kd.strategies.fedhkd import FedHKD, FedHKDClient, HyperKnowledge
 from flwr_kd.strategies.fedproto import FedProto, FedProtoClient
 from flwr_kd.strategy import KDResult, KDStrategy
+from flwr_kd.training import batchnorm_frozen
 
 QUICK: dict[str, Any] = {"local_epochs": 1, "batch_size": 8}
 MakeClient = Callable[[int, Context], KDClient]

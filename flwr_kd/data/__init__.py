@@ -16,15 +16,18 @@ Examples
 """
 
 from flwr_kd.data._base import ArrayDataset, Bundle, DataError
+from flwr_kd.data.augmentation import AUGMENTATIONS, augmentation
 from flwr_kd.data.loading import DATASETS, load, load_public
 from flwr_kd.data.partitioning import PARTITIONS, histogram, partition, split
 
 __all__ = [
+    "AUGMENTATIONS",
     "DATASETS",
     "PARTITIONS",
     "ArrayDataset",
     "Bundle",
     "DataError",
+    "augmentation",
     "histogram",
     "load",
     "load_public",

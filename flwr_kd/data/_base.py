@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from torch.utils.data import Dataset
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
@@ -100,6 +101,26 @@ class Bundle:
     test: ArrayDataset
     num_classes: int
     input_shape: tuple[int, ...]
+
+    def padded(self, side: int) -> Bundle:
+        """Return the data set with images of this side, around them the smallest value of the training images.
+
+        Raises
+        ------
+        DataError
+            If it has no images, or they are larger.
+        """
+        if len(self.input_shape) != 3 or max(self.input_shape[1:]) > side:
+            raise DataError(
+                f"{self.name} of shape {list(self.input_shape)} cannot be padded to images of {side}"
+            )
+        height, width = (side - size for size in self.input_shape[1:])
+        around = (width // 2, width - width // 2, height // 2, height - height // 2)
+        dark = float(self.train.x.min()) if len(self.train) else 0.0
+        train, test = (
+            ArrayDataset(pad(part.x, around, value=dark), part.y) for part in (self.train, self.test)
+        )
+        return replace(self, train=train, test=test, input_shape=(self.input_shape[0], side, side))
 
 
 def require(module: str, extra: str = "simulation") -> Any:

@@ -11,7 +11,7 @@ from torch import Tensor, fx, nn
 from torch.nn.parameter import is_lazy
 from torch.utils.hooks import RemovableHandle
 
-__all__ = ["FeatureModel", "as_feature_model", "count_parameters"]
+__all__ = ["FeatureModel", "SplitModel", "as_feature_model", "count_parameters"]
 
 _NOT_LOGITS = (nn.Softmax, nn.LogSoftmax, nn.Softmin, nn.Softmax2d, nn.Sigmoid, nn.LogSigmoid)
 
@@ -114,6 +114,71 @@ class FeatureModel(nn.Module):
         """Logits ``[B, C]`` of features ``[B, D]``; ``ValueError`` if the head returns another shape."""
         logits = self.head(h)
         _check_matrix("head", "logits", logits, self.num_classes)
+        return cast(Tensor, logits)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits ``[B, C]`` of a batch ``[B, ...]``."""
+        return self.classify(self.features(x))
+
+
+class SplitModel(nn.Module):
+    """A feature extractor and a predictor that meet at features of any shape, such as maps ``[B, K, H, W]``.
+
+    For methods that send features and train a second predictor on them (FedGKT, FedDKC). Where a method wants
+    vectors, :func:`as_feature_model` takes what enters the predictor's last ``Linear``.
+
+    Parameters
+    ----------
+    extractor
+        Maps a batch to features ``[B, ...]``.
+    predictor
+        Maps features to logits ``[B, C]``; must end in a ``Linear``.
+    feature_shape
+        Shape of one sample's features; may be left out until the model has seen data.
+
+    Raises
+    ------
+    TypeError
+        If a part is not an ``nn.Module``.
+    ValueError
+        If the predictor does not end in a ``Linear``.
+
+    Examples
+    --------
+    >>> stem = nn.Conv2d(1, 4, 3, padding=1)
+    >>> model = SplitModel(stem, nn.Sequential(nn.Flatten(), nn.Linear(256, 10)))
+    >>> model.features(torch.zeros(2, 1, 8, 8)).shape, model.num_classes
+    (torch.Size([2, 4, 8, 8]), 10)
+    """
+
+    num_classes: int
+
+    def __init__(
+        self, extractor: nn.Module, predictor: nn.Module, *, feature_shape: tuple[int, ...] | None = None
+    ) -> None:
+        super().__init__()
+        for name, part in (("extractor", extractor), ("predictor", predictor)):
+            if not isinstance(part, nn.Module):
+                raise TypeError(f"{name} must be an nn.Module, got {_kind(part)}")
+        self.num_classes = cast(int, as_feature_model(predictor).num_classes)
+        self.feature_shape = feature_shape
+        self.extractor = extractor
+        self.predictor = predictor
+
+    def features(self, x: Tensor) -> Tensor:
+        """Features ``[B, ...]`` of a batch; ``ValueError`` if they have not the shape that was given."""
+        h = cast(Tensor, self.extractor(x))
+        if self.feature_shape is not None and tuple(h.shape[1:]) != self.feature_shape:
+            raise ValueError(
+                f"extractor: features must have the shape [B, {', '.join(map(str, self.feature_shape))}], "
+                f"got {list(h.shape)}"
+            )
+        return h
+
+    def classify(self, h: Tensor) -> Tensor:
+        """Logits ``[B, C]`` of features."""
+        logits = self.predictor(h)
+        _check_matrix("predictor", "logits", logits, self.num_classes)
         return cast(Tensor, logits)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -254,8 +319,8 @@ def as_feature_model(model: nn.Module | tuple[nn.Module, nn.Module]) -> nn.Modul
     ----------
     model
         One of: a module that already has ``features()`` and ``classify()``; a pair ``(extractor, head)``;
-        any other module whose output is that of an ``nn.Linear``. Dropout, Flatten and the like may come
-        before that ``Linear``; nothing but ``Identity`` may come after it.
+        any other module (a :class:`SplitModel`, too) whose output is that of an ``nn.Linear``. Dropout, Flatten
+        and the like may come before that ``Linear``; nothing but ``Identity`` may come after it.
 
     Returns
     -------
@@ -304,7 +369,8 @@ def as_feature_model(model: nn.Module | tuple[nn.Module, nn.Module]) -> nn.Modul
         raise TypeError(f"model must be an nn.Module or a pair (extractor, head), got {_kind(model)}")
     if isinstance(model, torch.jit.ScriptModule):
         raise TypeError(f"model must be a plain nn.Module, got {_kind(model)}: wrap it before scripting it")
-    if callable(getattr(model, "features", None)) and callable(getattr(model, "classify", None)):
+    splits = callable(getattr(model, "features", None)) and callable(getattr(model, "classify", None))
+    if splits and not isinstance(model, SplitModel):
         return model
     name = _final_linear(model)
     _check_not_lazy(cast(nn.Linear, model.get_submodule(name)), repr(name))

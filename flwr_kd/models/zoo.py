@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from flwr_kd.models.feature import FeatureModel
+from flwr_kd.models.feature import FeatureModel, SplitModel
 
-__all__ = ["MODELS", "build_model"]
+__all__ = ["MODELS", "build_model", "build_predictor"]
 
 # torchvision's stems divide the side by four. Below this side that leaves single pixels to the first stage
 # or the second: such images go through the same stem weights without any stride.
@@ -29,7 +29,7 @@ def build_model(
     num_classes: int,
     seed: int,
     feature_dim: int | None = None,
-) -> FeatureModel:
+) -> FeatureModel | SplitModel:
     """Build a model with random weights that depend on nothing but the arguments.
 
     ============ ====================================================== ======== =============
@@ -46,7 +46,13 @@ def build_model(
     shufflenet   torchvision's ShuffleNetV2 x1.0, its stem included     32       8
     ============ ====================================================== ======== =============
 
-    The head is one ``Linear(D, C)``. Before it comes, in every model, a ``Linear`` to ``D`` and a ReLU (the
+    FedDKC's clients (its Table 3) are split after the stem: ``resnet2``, ``resnet4``, ``resnet6``, ``resnet10``,
+    ``resnet12``, from side 4. Extractor: 3×3 convolution with 16 channels, BatchNorm, ReLU, 2×2 max pooling.
+    Predictor: no block; 1×16; 1×16 and 1×32; 2×16 and 2×32; 2×16 and 3×32, each block two 3×3 convolutions with
+    a 1×1 convolution as shortcut where the width changes; mean over pixels; ``Linear``. Features are maps
+    ``[16, H/2, W/2]``, and `feature_dim` must be None.
+
+    The head of all others is one ``Linear(D, C)``. Before it comes a ``Linear`` to ``D`` and a ReLU (the
     "feature layer"): features are never negative. Only ``resnet8`` and ``resnet32`` with ``feature_dim`` 64
     or unset add no such layer: there the pooled channels, after the last block's ReLU, are the features.
 
@@ -69,7 +75,7 @@ def build_model(
 
     Returns
     -------
-    FeatureModel
+    FeatureModel or SplitModel
         In training mode, on the CPU, in the default dtype.
 
     Raises
@@ -97,18 +103,67 @@ def build_model(
     >>> model.features(torch.zeros(2, 1, 28, 28)).shape
     torch.Size([2, 84])
     """
-    if name not in _BUILDERS:
+    if name not in MODELS:
         raise ValueError(f"name must be one of {', '.join(MODELS)}, got {name!r}")
-    spec = _BUILDERS[name]
-    shape = _check_shape(name, spec, input_shape)
+    smallest_side = 4 if name in _SPLIT else _BUILDERS[name].smallest_side
+    shape = _check_shape(name, smallest_side, input_shape)
     _check_int("num_classes", num_classes, 2)
     _check_int("seed", seed, 0, 2**63)
+    if name in _SPLIT:
+        if feature_dim is not None:
+            raise ValueError(f"{name}'s features are maps: feature_dim must be None, got {feature_dim}")
+        with torch.device("cpu"), _DrawFrom(torch.Generator().manual_seed(seed)):
+            stem = nn.Sequential(*_stem(shape[0]), nn.MaxPool2d(2))
+            _initialise_convolutions(stem)
+            maps = (_STEM_CHANNELS, shape[1] // 2, shape[2] // 2)
+            return SplitModel(
+                stem, _residual_predictor(_SPLIT[name], maps[0], num_classes), feature_shape=maps
+            )
+    spec = _BUILDERS[name]
     width = spec.feature_dim
     if feature_dim is not None:
         _check_int("feature_dim", feature_dim, 1)
         width = feature_dim
     with torch.device("cpu"), _DrawFrom(torch.Generator().manual_seed(seed)):
         return FeatureModel(spec.extractor(shape, width), nn.Linear(width, num_classes))
+
+
+def build_predictor(feature_shape: tuple[int, ...], *, num_classes: int, seed: int) -> nn.Module:
+    """Build a large predictor for features that others extract: the server's model of FedGKT and FedDKC.
+
+    For maps ``(K, H, W)`` the residual stages of ResNet20, 3 blocks each of 16, 32 and 64 channels, a mean over
+    pixels and a ``Linear``: 272,010 parameters for 16 channels and 10 classes. For features of any other shape
+    two hidden layers of 256.
+
+    Parameters
+    ----------
+    feature_shape
+        Shape of one sample's features.
+    num_classes
+        ``C``, at least 2.
+    seed
+        In ``[0, 2**63)``.
+
+    Raises
+    ------
+    TypeError
+        If a size or the seed is not an int.
+    ValueError
+        If a number is out of its range.
+
+    Examples
+    --------
+    >>> build_predictor((16, 4, 4), num_classes=10, seed=0)(torch.zeros(2, 16, 4, 4)).shape
+    torch.Size([2, 10])
+    """
+    shape = _check_shape("a predictor", None, feature_shape)
+    _check_int("num_classes", num_classes, 2)
+    _check_int("seed", seed, 0, 2**63)
+    with torch.device("cpu"), _DrawFrom(torch.Generator().manual_seed(seed)):
+        if len(shape) == 3:
+            return _residual_predictor({16: 3, 32: 3, 64: 3}, shape[0], num_classes)
+        hidden = [nn.Linear(math.prod(shape), 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU()]
+        return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(256, num_classes))
 
 
 class _DrawFrom(TorchFunctionMode):
@@ -184,9 +239,12 @@ def _alexnet(shape: Sequence[int], width: int) -> nn.Module:
 
 
 class _BasicBlock(nn.Module):
-    """Two 3×3 convolutions and a shortcut without parameters (option A of He et al. 2016)."""
+    """Two 3×3 convolutions and a shortcut (He et al. 2016).
 
-    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+    Where the size changes, the shortcut has no parameters (option A), or is a 1×1 convolution (option B).
+    """
+
+    def __init__(self, inputs: int, outputs: int, stride: int, *, project: bool = False) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(outputs)
@@ -194,10 +252,17 @@ class _BasicBlock(nn.Module):
         self.bn2 = nn.BatchNorm2d(outputs)
         self.stride = stride
         self.added = outputs - inputs
+        self.shortcut: nn.Module | None = None
+        if project and self.added:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False), nn.BatchNorm2d(outputs)
+            )
 
     def forward(self, x: Tensor) -> Tensor:
         out = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
-        if self.added or self.stride != 1:
+        if self.shortcut is not None:
+            x = self.shortcut(x)
+        elif self.added or self.stride != 1:
             before = self.added // 2
             x = F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, before, self.added - before))
         return F.relu(out + x)
@@ -212,17 +277,39 @@ def _cifar_resnet(blocks: int) -> Callable[[Sequence[int], int], nn.Module]:
             rest = [_BasicBlock(outputs, outputs, stride=1) for _ in range(blocks - 1)]
             stages.append((f"stage{number}", nn.Sequential(first, *rest)))
             inputs = outputs
-        stem = nn.Sequential(nn.Conv2d(shape[0], 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU())
+        stem = nn.Sequential(*_stem(shape[0]))
         pool = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
         net = nn.Sequential(OrderedDict([("stem", stem), *stages, ("pool", pool)]))
-        for module in net.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        _initialise_convolutions(net)
         if width != inputs:
             net.add_module("neck", _feature_layer(inputs, width))
         return net
 
     return build
+
+
+def _stem(channels: int) -> list[nn.Module]:
+    convolution = nn.Conv2d(channels, _STEM_CHANNELS, 3, padding=1, bias=False)
+    return [convolution, nn.BatchNorm2d(_STEM_CHANNELS), nn.ReLU()]
+
+
+def _initialise_convolutions(net: nn.Module) -> None:
+    for module in net.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+
+def _residual_predictor(blocks: Mapping[int, int], inputs: int, num_classes: int) -> nn.Module:
+    """Make stages with so many blocks per width; each new width but the first halves the sides."""
+    layers: list[nn.Module] = []
+    for width, count in blocks.items():
+        for _ in range(count):
+            stride = 2 if layers and inputs != width else 1
+            layers.append(_BasicBlock(inputs, width, stride, project=True))
+            inputs = width
+    net = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, num_classes))
+    _initialise_convolutions(net)
+    return net
 
 
 def _resnet18(shape: Sequence[int], width: int) -> nn.Module:
@@ -279,11 +366,21 @@ _BUILDERS = {
     "shufflenet": _Spec(_shufflenet, 32, 8),
 }
 
-MODELS: tuple[str, ...] = tuple(sorted(_BUILDERS))
+_STEM_CHANNELS = 16
+# FedDKC's clients: residual blocks of the predictor by width.
+_SPLIT: dict[str, dict[int, int]] = {
+    "resnet2": {},
+    "resnet4": {16: 1},
+    "resnet6": {16: 1, 32: 1},
+    "resnet10": {16: 2, 32: 2},
+    "resnet12": {16: 2, 32: 3},
+}
+
+MODELS: tuple[str, ...] = tuple(sorted([*_BUILDERS, *_SPLIT]))
 """Names that `build_model` takes."""
 
 
-def _check_shape(name: str, spec: _Spec, shape: Sequence[int]) -> tuple[int, ...]:
+def _check_shape(name: str, smallest: int | None, shape: Sequence[int]) -> tuple[int, ...]:
     if isinstance(shape, str) or not isinstance(shape, Sequence):
         raise TypeError(f"input_shape must be a tuple of ints, got {shape!r}")
     for size in shape:
@@ -292,7 +389,6 @@ def _check_shape(name: str, spec: _Spec, shape: Sequence[int]) -> tuple[int, ...
     sizes = tuple(shape)
     if not sizes or min(sizes) < 1:
         raise ValueError(f"input_shape must have at least one size and all at least 1, got {sizes}")
-    smallest = spec.smallest_side
     if smallest is None:
         return sizes
     if len(sizes) != 3:

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from flwr_kd.client import KDClient, Objective, Task, batchnorm_frozen
+from flwr_kd.client import KDClient, Objective, Task
+from flwr_kd.training import batchnorm_frozen
 
 from .config import FedHKDConfig
 from .functional import add_noise, classifier_loss, feature_loss, local_knowledge, noise_predictions

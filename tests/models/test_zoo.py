@@ -11,7 +11,15 @@ import pytest
 import torch
 from torch import nn
 
-from flwr_kd.models import MODELS, FeatureModel, build_model, count_parameters
+from flwr_kd.models import (
+    MODELS,
+    FeatureModel,
+    SplitModel,
+    as_feature_model,
+    build_model,
+    build_predictor,
+    count_parameters,
+)
 
 FULL = [(1, 28, 28), (3, 32, 32), (3, 28, 28), (1, 32, 32)]
 SMALL = [(1, 8, 8)]
@@ -26,7 +34,9 @@ FEATURE_DIMS = {
     "resnet8": 64,
     "shufflenet": 32,
 }
+SPLIT = {"resnet2": 634, "resnet4": 5_306, "resnet6": 19_994, "resnet10": 43_226, "resnet12": 61_786}
 SMALLEST = {"alexnet": 8, "cnn": 4, "lenet": 4, "resnet18": 8, "resnet32": 4, "resnet8": 4, "shufflenet": 8}
+SMALLEST |= dict.fromkeys(SPLIT, 4)
 
 
 def batch(shape: tuple[int, ...], size: int = 2) -> torch.Tensor:
@@ -39,7 +49,7 @@ def build(name: str, shape: tuple[int, ...] = (3, 32, 32), **changes: Any) -> Fe
 
 
 def test_names() -> None:
-    assert tuple(FEATURE_DIMS) == MODELS
+    assert tuple(sorted([*FEATURE_DIMS, *SPLIT])) == MODELS
 
 
 @pytest.mark.parametrize(
@@ -52,6 +62,7 @@ def test_names() -> None:
         ("cnn", (1, 28, 28), 10, 1_663_370),  # McMahan et al. 2017
         ("lenet", (1, 32, 32), 10, 61_706),  # LeNet-5 with dense second convolution
         ("lenet", (1, 28, 28), 10, 61_706),
+        *((name, (3, 32, 32), 10, size) for name, size in SPLIT.items()),  # FedDKC's Table 3
         ("resnet32", (3, 32, 32), 10, 464_154),  # He et al. 2016: 0.46 M
         # counted by hand
         ("resnet8", (3, 32, 32), 10, 75_290),
@@ -79,7 +90,7 @@ def test_torchvision_backbones_are_unchanged() -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", FEATURE_DIMS)
 def test_forward_is_classify_of_features(name: str, shape: tuple[int, ...]) -> None:
     model = build(name, shape, num_classes=7).eval()
     x = batch(shape)
@@ -193,11 +204,12 @@ def test_models_can_be_pickled(name: str) -> None:
     twin = pickle.loads(pickle.dumps(model))
     with torch.no_grad():
         assert torch.equal(twin(x), model(x))
-    assert (twin.feature_dim, twin.num_classes) == (model.feature_dim, model.num_classes)
+    for size in ("feature_dim", "feature_shape", "num_classes"):
+        assert getattr(twin, size, None) == getattr(model, size, None)
 
 
 @pytest.mark.parametrize("width", [1, 64])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", FEATURE_DIMS)
 def test_feature_dim_sets_the_width(name: str, width: int) -> None:
     model = build(name, (1, 8, 8), feature_dim=width).eval()
     with torch.no_grad():
@@ -224,6 +236,65 @@ def test_smallest_size_works_and_one_less_is_refused(name: str, side: int) -> No
     message = rf"{name} cannot take {side + 5}x{side - 1} images: its smallest is {side}x{side}"
     with pytest.raises(ValueError, match=message):
         build(name, (1, side + 5, side - 1))
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("name", SPLIT)
+def test_split_models_meet_at_maps(name: str, shape: tuple[int, ...]) -> None:
+    model = build(name, shape, num_classes=7).eval()
+    assert isinstance(model, SplitModel)
+    x = batch(shape)
+    with torch.no_grad():
+        maps = model.features(x)
+        assert maps.shape == (2, 16, shape[1] // 2, shape[2] // 2) == (2, *model.feature_shape)
+        assert torch.equal(model.classify(maps), model(x))
+        assert model(x).shape == (2, 7) == (2, model.num_classes)
+    with pytest.raises(ValueError, match="feature_dim must be None, got 64"):
+        build(name, shape, feature_dim=64)
+
+
+def test_extractors_of_one_shape_have_the_same_first_weights() -> None:
+    stems = [build(name).extractor.state_dict() for name in SPLIT]
+    for stem in stems[1:]:
+        assert all(torch.equal(value, stem[key]) for key, value in stems[0].items())
+
+
+def test_a_predictor_has_resnet20s_stages() -> None:
+    model = build_predictor((16, 16, 16), num_classes=10, seed=0)
+    assert count_parameters(model) == 272_010
+    assert sum(isinstance(m, nn.Conv2d) and m.kernel_size == (3, 3) for m in model.modules()) == 18
+    assert model(batch((16, 16, 16))).shape == (2, 10)
+    assert count_parameters(build_predictor((8, 4, 4), num_classes=10, seed=0)) != 272_010
+
+
+@pytest.mark.parametrize("shape", [(64,), (3, 5), (2, 3, 4, 5)], ids=str)
+def test_a_predictor_takes_features_of_any_shape(shape: tuple[int, ...]) -> None:
+    first, again, other = (
+        build_predictor(shape, num_classes=4, seed=seed)(batch(shape)) for seed in (0, 0, 1)
+    )
+    assert first.shape == (2, 4)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_a_split_model_is_split_before_its_last_linear_where_vectors_are_wanted() -> None:
+    model = build("resnet6").eval()
+    vectors = as_feature_model(model)
+    x = batch((3, 32, 32))
+    with torch.no_grad():
+        assert vectors.features(x).shape == (2, 32)
+        assert torch.equal(vectors(x), model(x))
+    assert list(vectors.state_dict()) == list(model.state_dict())
+
+
+def test_a_split_model_says_what_does_not_fit() -> None:
+    stem, head = nn.Conv2d(1, 4, 3, padding=1), nn.Sequential(nn.Flatten(), nn.Linear(256, 10))
+    with pytest.raises(ValueError, match=r"features must have the shape \[B, 4, 7, 7\], got \[2, 4, 8, 8\]"):
+        SplitModel(stem, head, feature_shape=(4, 7, 7)).features(batch((1, 8, 8)))
+    with pytest.raises(ValueError, match=r"Sequential ends in Softmax"):
+        SplitModel(stem, nn.Sequential(*head, nn.Softmax(dim=1)))
+    with pytest.raises(TypeError, match="extractor must be an nn.Module, got function"):
+        SplitModel(batch, head)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("shape", [(16,), (1,), (2, 3), (1, 2, 3, 4)], ids=str)

@@ -1,0 +1,64 @@
+"""Random views of training images, drawn from a generator that the caller owns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from flwr_kd.data._base import DataError
+
+__all__ = ["AUGMENTATIONS", "augmentation"]
+
+AUGMENTATIONS = ("none", "crop", "crop-flip")
+"""Names that :func:`augmentation` takes."""
+
+Augment = Callable[[Tensor, torch.Generator], Tensor]
+
+
+def augmentation(name: str) -> Augment | None:
+    """Return ``augment(x, generator) -> x`` for images ``[B, K, H, W]``, or None for ``"none"``.
+
+    Parameters
+    ----------
+    name : str
+        ``"crop"``: pad by an eighth of the side (4 of 32, 1 of 8) with zeros, and crop at random.
+        ``"crop-flip"``: the same, and half of the images mirrored; not for digits or letters.
+
+    Raises
+    ------
+    DataError
+        If the name is not known. The function that is returned raises it for anything but images.
+
+    Examples
+    --------
+    >>> view = augmentation("crop")
+    >>> view(torch.ones(2, 1, 8, 8), torch.Generator().manual_seed(0)).shape
+    torch.Size([2, 1, 8, 8])
+    """
+    if name not in AUGMENTATIONS:
+        raise DataError(f"augment must be one of {', '.join(AUGMENTATIONS)}, not {name!r}")
+    if name == "none":
+        return None
+    return _crop if name == "crop" else _crop_and_flip
+
+
+def _crop(x: Tensor, generator: torch.Generator) -> Tensor:
+    if x.ndim != 4:
+        raise DataError(f"only images [B, K, H, W] can be cropped, not {list(x.shape)}")
+    count, _, height, width = x.shape
+    margin = max(1, min(height, width) // 8)
+    moves = torch.randint(0, 2 * margin + 1, (2, count, 1), generator=generator).to(x.device)
+    rows = (moves[0] + torch.arange(height, device=x.device))[:, :, None]
+    columns = (moves[1] + torch.arange(width, device=x.device))[:, None, :]
+    which = torch.arange(count, device=x.device)[:, None, None]
+    padded = F.pad(x, (margin, margin, margin, margin)).movedim(1, -1)
+    return padded[which, rows, columns].movedim(-1, 1)
+
+
+def _crop_and_flip(x: Tensor, generator: torch.Generator) -> Tensor:
+    x = _crop(x, generator)
+    mirrored = torch.rand(len(x), generator=generator).to(x.device) < 0.5
+    return torch.where(mirrored[:, None, None, None], x.flip(-1), x)
