@@ -490,7 +490,7 @@ def table(comparison: Comparison) -> Table:
     Accuracies are mean ± standard deviation over seeds, in percent, ``–`` where there is none. If some seeds
     have no value, how many have one is added. A server's own model has a column where there is one. Bytes are
     the mean per round over all clients together, in MB (10^6 bytes); seconds the mean over seeds of the median
-    round. It fits into 80 columns, with a server's model into 97.
+    round. It fits into 80 columns, with both a global and a server's model into 97.
     """
     from rich import box
     from rich.table import Table
@@ -507,7 +507,9 @@ def table(comparison: Comparison) -> Table:
     rows = comparison.summary()
     accuracies = {"local_accuracy": "local\naccuracy %", "global_accuracy": "global\naccuracy %"}
     if any(row["server_accuracy"]["n"] for row in rows):
-        # A server's own model is rare; where there is one, the table has a column more.
+        # Rare; with it the table is wider, unless no method has a global model.
+        if not any(row["global_accuracy"]["n"] for row in rows):
+            del accuracies["global_accuracy"]
         accuracies["server_accuracy"] = "server\naccuracy %"
     for header in (*accuracies.values(), "MB up\n/round", "MB down\n/round", "s\n/round"):
         shown.add_column(header, justify="right", no_wrap=True)

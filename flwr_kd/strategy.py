@@ -271,7 +271,7 @@ class KDStrategy(Strategy):
                 chosen = self.select(phase, server_round, nodes, answered)
                 outgoing = list(self.configure_phase(phase, server_round, chosen, arrays)) if chosen else []
                 messages = self._train_messages(phase, server_round, outgoing, extra)
-                replies = self._checked(phase, self._exchange(grid, messages))
+                replies = self._checked(phase, self._exchange(grid, messages), forget=True)
                 answered = [reply.node for reply in replies]
                 train_replies.extend(replies)
                 if phase == self.phases[0]:
@@ -520,14 +520,15 @@ class KDStrategy(Strategy):
                 log(WARNING, "%s did not answer in time", self._nodes[message.metadata.dst_node_id])
         return pairs
 
-    def _checked(self, phase: str, pairs: list[tuple[Message, Message]]) -> list[Reply]:
+    def _checked(
+        self, phase: str, pairs: Iterable[tuple[Message, Message]], *, forget: bool = False
+    ) -> list[Reply]:
         """Return the answers that are what the phase expects; drop the others with a warning.
 
-        The list is emptied on the way: a message and what was decoded from it are two copies of the knowledge.
+        With ``forget`` each message is emptied once it has been read, so that there is one copy of all knowledge.
         """
         replies = []
-        while pairs:
-            message, message_back = pairs.pop()
+        for message, message_back in pairs:
             node = self._nodes[message.metadata.dst_node_id]
             if message_back.has_error():
                 self.stats.failures += 1
@@ -538,6 +539,8 @@ class KDStrategy(Strategy):
             except PayloadError as error:
                 self.stats.failures += 1
                 log(WARNING, "the answer of %s is dropped: %s", node, error)
+            if forget:
+                wire.forget(message_back)
         return sorted(replies, key=lambda reply: reply.node.order)
 
     def _read(self, phase: str, node: Node, message: Message) -> Reply:

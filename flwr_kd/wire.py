@@ -25,6 +25,7 @@ __all__ = [
     "EvaluateReply",
     "TrainReply",
     "evaluate_message",
+    "forget",
     "nbytes",
     "properties_message",
     "read_evaluate_reply",
@@ -255,6 +256,18 @@ def read_properties(message: Message) -> dict[str, Any]:
         If the record is missing.
     """
     return dict(_record(_content(message).config_records, "getpropertiesres.properties"))
+
+
+def forget(message: Message) -> None:
+    """Drop what a message holds, once it has been read.
+
+    Flower's records refer to themselves: without this their bytes stay until the garbage collector runs, and
+    what was decoded from them is a second copy.
+    """
+    if message.has_content():
+        for records in (message.content.array_records, message.content.config_records):
+            for record in records.values():
+                record.clear()
 
 
 def nbytes(content: RecordDict) -> int:

@@ -58,12 +58,8 @@ class Federation:
 
     def strategy(self, *settings: str, **options: Any) -> KDStrategy:
         options.setdefault("min_available_nodes", self.clients)
-        return self.method.strategy(
-            self.method.config(
-                ["local-epochs=1", "batch-size=8", "optimizer=adam", "learning-rate=0.005", *settings]
-            ),
-            **options,
-        )
+        quick = ["local-epochs=1", "batch-size=8", "optimizer=adam", "learning-rate=0.005"]
+        return self.method.strategy(self.method.config([*quick, *settings]), **options)
 
     def initial(self) -> ArrayRecord:
         return ArrayRecord(small_model().state_dict())

@@ -392,11 +392,14 @@ def test_table():
 
 def test_a_server_s_own_model_has_a_column_where_there_is_one():
     assert "server" not in rendered(a_comparison(a_run()))
-    run = a_run("fedgkt", rounds=(a_round(global_accuracy=None, server_accuracy=0.25),))
-    text = rendered(a_comparison(a_run(), run))
+    rounds = (a_round(local_accuracy=0.5, global_accuracy=None, server_accuracy=0.25),)
+    run = a_run("fedgkt", rounds=rounds)
+    text = rendered(a_comparison(a_run(rounds=(a_round(global_accuracy=0.5),)), run))
     assert "server" in text
     row = next(line for line in text.splitlines() if "fedgkt" in line)
     assert row.split() == ["fedgkt", "50.00", "–", "25.00", "1.00", "3.00", "2.00"]
+    row = next(line for line in rendered(a_comparison(run)).splitlines() if "fedgkt" in line)
+    assert row.split() == ["fedgkt", "50.00", "25.00", "1.00", "3.00", "2.00"]
 
 
 def test_a_result_without_the_newer_fields_can_be_read():

@@ -293,7 +293,7 @@ def test_a_split_model_says_what_does_not_fit() -> None:
         SplitModel(stem, head, feature_shape=(4, 7, 7)).features(batch((1, 8, 8)))
     with pytest.raises(ValueError, match=r"Sequential ends in Softmax"):
         SplitModel(stem, nn.Sequential(*head, nn.Softmax(dim=1)))
-    with pytest.raises(TypeError, match="extractor must be an nn.Module, got function"):
+    with pytest.raises(TypeError, match=r"extractor must be an nn\.Module, got function"):
         SplitModel(batch, head)  # type: ignore[arg-type]
 
 

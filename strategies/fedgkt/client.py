@@ -1,0 +1,95 @@
+"""FedGKT's client half: a small model of its own, taught by the server's logits for its own samples."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from flwr_kd.batches import DatasetError
+from flwr_kd.client import KDClient, Objective, Task
+from flwr_kd.distillation import soft_targets
+from flwr_kd.models import SplitModel, as_feature_model
+
+from .config import FedGKTConfig
+from .functional import in_sample_order, transfer_loss
+from .messages import ClientFeatures, ServerLogits, pack_features
+
+
+class FedGKTClient(KDClient):
+    """Trains on cross-entropy and the server's logits (equation 1), then sends features, logits and labels.
+
+    The model stays at the client. It is a pair ``(extractor, predictor)`` or a
+    :class:`~flwr_kd.models.SplitModel`, whose features may have any shape; any other model is split before its
+    last ``Linear``. All clients' features must have the shape that the server's predictor takes. For parameters
+    see :class:`flwr_kd.client.KDClient`.
+
+    Raises
+    ------
+    DatasetError
+        If samples cannot be told apart: the training loader has a sampler of its own, or ``knowledge_set`` has
+        another length than ``train_set``.
+    """
+
+    config_class = FedGKTConfig
+    personal = True
+    indexed = True
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        for name, batches in (("train_set", self.train_batches), ("knowledge_set", self.knowledge_batches)):
+            if batches.has_own_sampler:
+                raise DatasetError(
+                    f"{name} must not be a loader with a sampler of its own: each sample's logits come back to it"
+                )
+        if len(self.knowledge_batches) != len(self.train_batches):
+            raise DatasetError(
+                f"knowledge_set must have the samples of train_set, got {len(self.knowledge_batches)} and "
+                f"{len(self.train_batches)}"
+            )
+
+    def wrap(self, model: nn.Module | tuple[nn.Module, nn.Module]) -> nn.Module:
+        """Keep a split model as it is, make one of a pair."""
+        if isinstance(model, tuple) and len(model) == 2:
+            return SplitModel(*model)
+        return model if isinstance(model, SplitModel) else as_feature_model(model)
+
+    def objective(self, task: Task) -> Objective:
+        """Return equation 1, with each sample's own logits; cross-entropy alone where there are none."""
+        beta, teacher = cast(FedGKTConfig, task.config).beta, self._teacher(task)
+
+        def loss(x: Tensor, y: Tensor, rows: Tensor) -> Tensor:
+            return transfer_loss(self.model(x), y, None if teacher is None else teacher[rows], beta)
+
+        return loss
+
+    def knowledge(self, task: Task) -> ClientFeatures:
+        """Return a row per training sample, taken in eval mode and without augmentation."""
+        config = cast(FedGKTConfig, task.config)
+        features, logits, labels = self.extract(config.batch_size)
+        if config.send_test_features and self.test_batches is not None and len(self.test_batches):
+            test, _, test_labels = self.extract(config.batch_size, self.test_batches)
+        else:
+            test, test_labels = features[:0], labels[:0]
+        return ClientFeatures(
+            index=np.arange(len(labels), dtype=np.int64),
+            features=pack_features(features.float().numpy(), config.feature_dtype),
+            logits=logits.float().numpy(),
+            labels=labels.numpy(),
+            test_features=pack_features(test.float().numpy(), config.feature_dtype),
+            test_labels=test_labels.numpy(),
+        )
+
+    def _teacher(self, task: Task) -> Tensor | None:
+        """Return the server's probabilities ``[N, C]``, row i for sample i."""
+        count, config = len(self.train_batches), cast(FedGKTConfig, task.config)
+        message = task.read(ServerLogits, N=count, C=self.num_classes)
+        if message is not None:
+            logits = torch.from_numpy(in_sample_order(message.logits, message.index))
+        elif task.server_round == 1 and config.initial_logits == "zero":
+            logits = torch.zeros(count, self.num_classes)
+        else:
+            return None
+        return soft_targets(logits, 1.0).to(self.device)

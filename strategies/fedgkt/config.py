@@ -1,0 +1,33 @@
+"""FedGKT's hyper-parameters."""
+
+from dataclasses import dataclass
+
+from flwr_kd.config import MethodConfig, hyper
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedGKTConfig(MethodConfig):
+    """FedGKT with the values of FedDKC's comparison (its section 4.1); the numbers of epochs are ours."""
+
+    local_epochs: int = hyper(1, "passes over the client's training data per round", ge=1)
+    batch_size: int = hyper(1024, "samples per training batch, at clients and server", ge=1)
+    optimizer: str = hyper("sgd", "optimiser of clients and server", choices=("adam", "sgd"))
+    learning_rate: float = hyper(0.03, "learning rate in round 1", gt=0)
+    lr_decay: float = hyper(1.0, "factor on the learning rate every lr-decay-every rounds", gt=0, le=1)
+    weight_decay: float = hyper(5e-4, "L2 penalty of the optimiser", ge=0)
+    beta: float = hyper(1.5, "β, weight of the knowledge-similarity loss at clients and server", ge=0)
+    server_epochs: int = hyper(1, "passes over the clients' features per round", ge=1)
+    server_order: str = hyper(
+        "pooled",
+        "whether the server trains on all rows shuffled together, or client by client",
+        choices=("client-by-client", "pooled"),
+    )
+    initial_logits: str = hyper(
+        "zero", "what clients learn from in round 1: zero logits, or none", choices=("zero", "none")
+    )
+    feature_dtype: str = hyper(
+        "float32", "how features travel; float16 halves them", choices=("float16", "float32")
+    )
+    send_test_features: bool = hyper(
+        False, "whether test features and labels are sent too, to measure the server's model"
+    )

@@ -1,0 +1,630 @@
+"""FedGKT and FedDKC at work: rows that meet their samples, the server's two orders, what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ArrayRecord, Context, RecordDict
+from flwr.clientapp import ClientApp
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
+
+from flwr_kd.batches import DatasetError
+from flwr_kd.client import Task
+from flwr_kd.config import ConfigError
+from flwr_kd.inline import Fault, InlineGrid
+from flwr_kd.models import SplitModel, build_model, count_parameters
+from flwr_kd.payload import PayloadError
+from flwr_kd.strategies.feddkc import FedDKC, FedDKCClient, FedDKCConfig, refine_entropy, refine_peak
+from flwr_kd.strategies.fedgkt import (
+    ClientFeatures,
+    FedGKT,
+    FedGKTClient,
+    FedGKTConfig,
+    ServerLogits,
+    transfer_loss,
+)
+from flwr_kd.strategies.fedgkt.functional import check_index, in_sample_order
+from flwr_kd.strategies.fedgkt.messages import pack_features
+from flwr_kd.strategy import HandshakeError, KDResult
+
+CLASSES, FEATURES, SAMPLES, CLIENTS = 3, 5, 20, 4
+QUICK: dict[str, Any] = {"batch_size": 8, "min_available_nodes": CLIENTS, "device": "cpu"}
+
+
+def samples(index: int, size: int = SAMPLES) -> TensorDataset:
+    """Return inputs whose first number tells client and sample apart."""
+    draw = torch.Generator().manual_seed(index)
+    x = torch.randn(size, FEATURES, generator=draw)
+    x[:, 0] = index + torch.arange(size) / 1000
+    return TensorDataset(x, torch.arange(size) % CLASSES)
+
+
+def pair(index: int = 0) -> tuple[nn.Module, nn.Module]:
+    """Return an extractor that changes nothing, and a small predictor."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(index)
+        return nn.Identity(), nn.Linear(FEATURES, CLASSES)
+
+
+class Echo(nn.Module):
+    """A server's model whose logits tell which sample they are of, whatever it learns; it keeps what it sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1))
+        self.seen: list[tuple[bool, list[float]]] = []
+
+    def forward(self, features: Tensor) -> Tensor:
+        self.seen.append((self.training, features[:, 0].tolist()))
+        return echo(features) + 0 * self.weight
+
+
+def echo(x: Tensor) -> Tensor:
+    return torch.stack([x[:, 0], torch.zeros(len(x)), -x[:, 0]], dim=1)
+
+
+class Watched(FedGKTClient):
+    """Counts the training rows that come with their own sample's logits."""
+
+    met: dict[int, list[tuple[int, int]]]
+
+    def objective(self, task: Task) -> Callable[..., Tensor]:
+        teacher, plain = self._teacher(task), super().objective(task)
+        right = total = 0
+
+        def loss(x: Tensor, y: Tensor, rows: Tensor) -> Tensor:
+            nonlocal right, total
+            if teacher is not None and task.server_round > 1:
+                expected = torch.softmax(echo(x), dim=1)
+                right += int((teacher[rows] - expected).abs().amax(dim=1).lt(1e-6).sum())
+            total += len(y)
+            self.met[task.server_round][int(self.context.node_config["partition-id"])] = (right, total)
+            return plain(x, y, rows)
+
+        return loss
+
+
+def app(make: Callable[[int, Context], Any]) -> ClientApp:
+    return ClientApp(client_fn=lambda c: make(int(c.node_config["partition-id"]), c).to_client())
+
+
+def plain_client(index: int, context: Context) -> FedGKTClient:
+    return FedGKTClient(pair(index), samples(index), samples(index, 6), context=context, device="cpu")
+
+
+def start(
+    strategy: FedGKT, make: Callable[[int, Context], Any] = plain_client, rounds: int = 2, **grid: Any
+) -> KDResult:
+    inline = InlineGrid(app(make), CLIENTS, **grid)
+    try:
+        return strategy.start(inline, ArrayRecord(), num_rounds=rounds, timeout=20)
+    finally:
+        inline.close()
+
+
+def lone_client(kind: type[FedGKTClient] = FedGKTClient, **options: Any) -> FedGKTClient:
+    context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})
+    options = {"model": pair(), "train_set": samples(0), "device": "cpu"} | options
+    return kind(context=context, **options)
+
+
+def task(config: FedGKTConfig, server_round: int = 1, payload: bytes | None = None) -> Task:
+    return Task(server_round, "train", 0, (), [], payload, config)
+
+
+def features(**changes: Any) -> ClientFeatures:
+    values: dict[str, Any] = {
+        "index": np.arange(4),
+        "features": np.zeros((4, FEATURES), np.float32),
+        "logits": np.zeros((4, CLASSES), np.float32),
+        "labels": np.zeros(4, np.int64),
+        "test_features": np.zeros((0, FEATURES), np.float32),
+        "test_labels": np.zeros(0, np.int64),
+    }
+    return ClientFeatures(**(values | changes))
+
+
+# ---------------------------------------------------------------------- maths and messages
+
+
+def test_the_loss_is_equation_1() -> None:
+    draw = np.random.default_rng(0)
+    logits, labels = draw.normal(size=(6, 4)), draw.integers(0, 4, 6)
+    teacher = draw.dirichlet(np.ones(4), size=6)
+    student = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    entropy = -np.log(student[np.arange(6), labels]).mean()
+    divergence = (teacher * (np.log(teacher) - np.log(student))).sum(axis=1).mean()
+    arguments = (torch.tensor(logits), torch.tensor(labels), torch.tensor(teacher))
+    assert float(transfer_loss(*arguments, 1.5)) == pytest.approx(entropy + 1.5 * divergence, rel=1e-12)
+    assert float(transfer_loss(*arguments, 0.0)) == pytest.approx(entropy, rel=1e-12)
+    assert float(transfer_loss(*arguments[:2], None, 1.5)) == pytest.approx(entropy, rel=1e-12)
+    with pytest.raises(ValueError, match=r"\[6, 4\]"):
+        transfer_loss(arguments[0], arguments[1], arguments[2][:, :3], 1.5)
+
+
+@pytest.mark.parametrize(
+    ("index", "message"),
+    [
+        ([0, 1, 1], "each of the 3 samples once; 2 is missing, 1 is given twice"),
+        ([0, 1, 3], "3 is not one of them"),
+        ([-1, 0, 1], "-1 is not one of them"),
+        ([2**62, 0, 1], "is not one of them"),
+    ],
+)
+def test_an_index_with_gaps_or_duplicates_is_refused(index: list[int], message: str) -> None:
+    with pytest.raises(PayloadError, match=message):
+        check_index(np.array(index))
+    for kind in (ServerLogits, features):
+        rows = {"logits": np.zeros((3, CLASSES), np.float32), "index": np.array(index)}
+        if kind is features:
+            rows |= {"features": np.zeros((3, FEATURES), np.float32), "labels": np.zeros(3, np.int64)}
+        with pytest.raises(PayloadError, match=f"field 'index' must .*{message}"):
+            kind(**rows)
+
+
+def test_an_empty_index_is_none_of_no_samples() -> None:
+    check_index(np.array([], dtype=np.int64))
+
+
+def test_rows_go_to_their_samples() -> None:
+    draw = np.random.default_rng(0)
+    index, sorted_rows = draw.permutation(50), draw.normal(size=(50, 3))
+    assert np.array_equal(in_sample_order(sorted_rows[index], index), sorted_rows)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"labels": np.array([0, 1, 2, 3])}, r"'labels' must be in 0\.\.2, got 0\.\.3"),
+        ({"labels": np.array([0, 1, 2, -1])}, "'labels' must be in"),
+        (
+            {"test_labels": np.array([7]), "test_features": np.zeros((1, FEATURES), np.float32)},
+            "'test_labels'",
+        ),
+        (
+            {"features": np.full((4, FEATURES), 1e6, np.float32)},
+            r"'features' must be within ±65504, got 1e\+06",
+        ),
+        ({"features": np.full((4, FEATURES), -1e6, np.float32)}, "'features' must be within"),
+        ({"features": np.zeros((4, FEATURES), np.float64)}, "dtype float64, expected float16 or float32"),
+        ({"features": np.zeros((5, FEATURES), np.float32)}, "'features' has shape"),
+        ({"test_features": np.zeros((0, 2), np.float32)}, "'test_features' has shape"),
+    ],
+)
+def test_what_a_client_sends_is_checked(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(PayloadError, match=message):
+        features(**changes)
+
+
+def test_float16_keeps_to_its_range() -> None:
+    packed = pack_features(np.array([[[1e6, -1e6]], [[0.1, 2.0]]], np.float32), "float16")
+    assert packed.dtype == np.float16
+    assert packed.shape == (2, 2)
+    assert packed[0].tolist() == [65504.0, -65504.0]
+    np.testing.assert_allclose(packed[1], [0.1, 2.0], rtol=1e-3)
+
+
+# ---------------------------------------------------------------------- rows and samples
+
+
+@pytest.mark.parametrize("order", ["pooled", "client-by-client"])
+def test_every_row_meets_its_own_sample(order: str) -> None:
+    met: dict[int, list[tuple[int, int]]] = {r: [(0, 0)] * CLIENTS for r in (1, 2, 3, 4)}
+
+    def make(index: int, context: Context) -> Watched:
+        client = Watched(pair(index), samples(index, 200), context=context, device="cpu")
+        client.met = met
+        return client
+
+    strategy = FedGKT(server_model=Echo(), server_order=order, **QUICK)
+    # One client is lost in round 2: in round 3 it has its logits of round 1.
+    result = start(strategy, make, rounds=4, faults={1: Fault("raise", frozenset({2}))})
+    assert [r.participants for r in result.rounds] == [4, 3, 4, 4]
+    for server_round in (3, 4):
+        assert [sum(column) for column in zip(*met[server_round], strict=True)] == [800, 800]
+
+
+def test_rows_may_come_in_any_order() -> None:
+    class Shuffled(FedGKTClient):
+        def knowledge(self, task: Task) -> ClientFeatures:
+            sent = super().knowledge(task)
+            mixed = np.random.default_rng(task.server_round).permutation(len(sent.index))
+            return ClientFeatures(
+                index=sent.index[mixed],
+                features=sent.features[mixed],
+                logits=sent.logits[mixed],
+                labels=sent.labels[mixed],
+                test_features=sent.test_features,
+                test_labels=sent.test_labels,
+            )
+
+    strategy = FedGKT(server_model=Echo(), **QUICK)
+    start(strategy, lambda i, c: Shuffled(pair(i), samples(i), context=c, device="cpu"), rounds=1)
+    for index, logits in strategy.logits.items():
+        np.testing.assert_allclose(logits, echo(samples(index).tensors[0]).numpy(), rtol=1e-6)
+
+
+def test_a_client_that_was_not_drawn_keeps_its_logits_and_a_late_one_has_none() -> None:
+    received: dict[tuple[int, int], Tensor | None] = {}
+
+    class Curious(FedGKTClient):
+        def objective(self, task: Task) -> Callable[..., Tensor]:
+            received[task.server_round, int(self.context.node_config["partition-id"])] = self._teacher(task)
+            return super().objective(task)
+
+    # A new model each round, so that logits tell of which round they are.
+    strategy = FedGKT(fraction_train=0.5, seed=3, learning_rate=0.5, **QUICK)
+    kept: list[dict[int, np.ndarray]] = []
+    strategy.on_round = lambda stats: kept.append(dict(strategy.logits))
+    start(strategy, lambda i, c: Curious(pair(i), samples(i), context=c, device="cpu"), rounds=6)
+    last: dict[int, int] = {}
+    late = missed = 0
+    for (server_round, client), teacher in sorted(received.items()):
+        if client not in last:
+            if server_round == 1:
+                assert teacher is not None
+                torch.testing.assert_close(teacher, torch.full((SAMPLES, CLASSES), 1 / CLASSES))
+            else:
+                late += 1
+                assert teacher is None
+        else:
+            missed += last[client] < server_round - 1
+            expected = torch.softmax(torch.tensor(kept[last[client] - 1][client]), dim=1)
+            torch.testing.assert_close(teacher, expected)
+        last[client] = server_round
+    assert late
+    assert missed
+
+
+def test_the_first_round_may_start_without_logits() -> None:
+    client = lone_client()
+    assert client._teacher(task(FedGKTConfig(initial_logits="none"))) is None
+    first = client._teacher(task(FedGKTConfig()))
+    assert first is not None
+    assert torch.equal(first, torch.full((SAMPLES, CLASSES), 1 / CLASSES))
+    assert client._teacher(task(FedGKTConfig(), server_round=2)) is None
+
+
+def test_logits_of_another_number_of_samples_are_refused_by_the_client() -> None:
+    sent = ServerLogits(index=np.arange(7), logits=np.zeros((7, CLASSES), np.float32)).to_bytes()
+    with pytest.raises(PayloadError, match=r"'index' has shape \[7\], expected \[N=20\]"):
+        lone_client()._teacher(task(FedGKTConfig(), 2, sent))
+
+
+@pytest.mark.parametrize("more", [5, -5])
+def test_a_changed_number_of_samples_is_dropped_with_the_reason(more: int, flower_log: list[str]) -> None:
+    class Grown(FedGKTClient):
+        def get_properties(self, config: Any) -> dict[str, Any]:
+            return {**super().get_properties(config), "num-examples": SAMPLES}
+
+    def make(index: int, context: Context) -> FedGKTClient:
+        size = SAMPLES + (more if index == 2 else 0)
+        return Grown(pair(index), samples(index, size), context=context, device="cpu")
+
+    strategy = FedGKT(**QUICK)
+    result = start(strategy, make, rounds=1)
+    assert (result.rounds[0].participants, result.rounds[0].failures) == (3, 1)
+    assert sorted(strategy.logits) == [0, 1, 3]
+    assert any(f"'index' has shape [{SAMPLES + more}], expected [N={SAMPLES}]" in line for line in flower_log)
+
+
+# ---------------------------------------------------------------------- the client
+
+
+def test_features_are_taken_in_eval_mode_and_without_augmentation() -> None:
+    model = build_model("resnet4", input_shape=(1, 8, 8), num_classes=CLASSES, seed=0)
+    assert isinstance(model, SplitModel)
+    draw = torch.Generator().manual_seed(0)
+    data = TensorDataset(torch.randn(12, 1, 8, 8, generator=draw), torch.arange(12) % CLASSES)
+    calls: list[int] = []
+
+    def blank(x: Tensor, generator: torch.Generator) -> Tensor:
+        calls.append(len(x))
+        return torch.zeros_like(x)
+
+    client = lone_client(model=model, train_set=data, augment=blank)
+    config = FedGKTConfig(batch_size=5)
+    client.train(task(config), client.objective(task(config)), rows=True)
+    assert sum(calls) == 12
+    before = {name: value.clone() for name, value in client.model.state_dict().items()}
+    sent = client.knowledge(task(config))
+    assert sum(calls) == 12
+    assert all(torch.equal(value, before[name]) for name, value in client.model.state_dict().items())
+    with torch.no_grad():
+        maps = client.model.eval().extractor(data.tensors[0])
+        expected = client.model.predictor(maps)
+    np.testing.assert_allclose(sent.features, maps.flatten(1).numpy(), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(sent.logits, expected.numpy(), rtol=1e-4, atol=1e-5)
+    assert sent.labels.tolist() == data.tensors[1].tolist()
+    assert sent.index.tolist() == list(range(12))
+
+
+def test_the_shape_of_a_pairs_features_is_found_out() -> None:
+    stem = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.MaxPool2d(2))
+    head = nn.Sequential(nn.Flatten(), nn.Linear(64, CLASSES))
+    data = TensorDataset(torch.randn(6, 1, 8, 8), torch.arange(6) % CLASSES)
+    client = lone_client(model=(stem, head), train_set=data)
+    assert client.feature_shape == (4, 4, 4)
+    assert client.get_properties({})["feature-shape"] == "[4, 4, 4]"
+    assert int(stem[1].num_batches_tracked) == 0
+
+
+def test_samples_that_cannot_be_told_apart_are_refused() -> None:
+    sampler = WeightedRandomSampler([1.0] * SAMPLES, SAMPLES)
+    with pytest.raises(DatasetError, match="train_set must not be a loader with a sampler of its own"):
+        lone_client(train_set=DataLoader(samples(0), batch_size=4, sampler=sampler))
+    with pytest.raises(DatasetError, match="knowledge_set must have the samples of train_set, got 7 and 20"):
+        lone_client(knowledge_set=samples(0, 7))
+    lone_client(train_set=DataLoader(samples(0), batch_size=4, shuffle=True))
+
+
+def test_a_collate_fn_that_loses_samples_is_noticed() -> None:
+    def lossy(items: list[Any]) -> Any:
+        x, y = (torch.stack(column) for column in zip(*items[len(items) > 1 :], strict=True))
+        return x, y
+
+    client = lone_client(train_set=DataLoader(samples(0), batch_size=4, collate_fn=lossy))
+    config = FedGKTConfig(batch_size=4)
+    with pytest.raises(DatasetError, match="collate_fn returned 3 inputs and 3 labels of 4 samples"):
+        client.train(task(config), client.objective(task(config)), rows=True)
+
+
+def test_test_features_are_sent_only_when_asked_for() -> None:
+    client = lone_client(test_set=samples(0, 6))
+    assert len(client.knowledge(task(FedGKTConfig())).test_labels) == 0
+    sent = client.knowledge(task(FedGKTConfig(send_test_features=True)))
+    np.testing.assert_allclose(sent.test_features, samples(0, 6).tensors[0])
+    assert sent.test_labels.tolist() == [0, 1, 2, 0, 1, 2]
+
+
+# ---------------------------------------------------------------------- the server
+
+
+@pytest.mark.parametrize("kind", [FedGKT, FedDKC])
+def test_client_by_client_trains_on_one_then_makes_its_logits(kind: type[FedGKT]) -> None:
+    model = Echo()
+    strategy = kind(server_model=model, server_order="client-by-client", **QUICK)
+    orders: list[list[int]] = []
+    for server_round in range(1, 5):
+        model.seen.clear()
+        start(strategy_round(strategy, server_round), rounds=1)
+        seen = model.seen[1:]  # the first is the handshake's trial
+        owners = [(training, {int(value) for value in first}) for training, first in seen]
+        assert all(len(clients) == 1 for _, clients in owners)
+        steps = [(training, clients.pop()) for training, clients in owners]
+        order = list(dict.fromkeys(client for _, client in steps))
+        assert steps == [step for c in order for step in [(True, c)] * 3 + [(False, c)]]
+        orders.append(order)
+    assert all(sorted(order) == [0, 1, 2, 3] for order in orders)
+    assert len({tuple(order) for order in orders}) > 1
+
+
+def strategy_round(strategy: FedGKT, server_round: int) -> FedGKT:
+    strategy.seed = server_round
+    return strategy
+
+
+def test_the_order_is_drawn_anew_each_round() -> None:
+    model, seen = Echo(), []
+    strategy = FedGKT(server_model=model, server_order="client-by-client", **QUICK)
+
+    def note(stats: Any) -> None:
+        seen.append(list(dict.fromkeys(int(first[0]) for training, first in model.seen if training)))
+        model.seen.clear()
+
+    strategy.on_round = note
+    start(strategy, rounds=5)
+    assert len({tuple(order) for order in seen}) > 1
+
+
+def test_pooled_mixes_the_clients_and_makes_logits_afterwards() -> None:
+    model = Echo()
+    start(FedGKT(server_model=model, server_epochs=2, **QUICK), rounds=1)
+    training = [first for mode, first in model.seen if mode]
+    modes = [mode for mode, _ in model.seen[1:]]
+    assert modes == [True] * len(training) + [False] * CLIENTS
+    assert any(len({int(value) for value in first}) > 1 for first in training)
+    rows = sorted(value for first in training for value in first)
+    expected = sorted(
+        v for i in range(CLIENTS) for v in samples(i).tensors[0][:, 0].tolist() for _ in range(2)
+    )
+    assert rows == pytest.approx(expected)
+    assert training[0] != training[len(training) // 2]
+
+
+def test_the_server_learns_from_the_clients_logits() -> None:
+    def make(index: int, context: Context) -> FedGKTClient:
+        return FedGKTClient(pair(index), samples(index), samples(index, 9), context=context, device="cpu")
+
+    options = {**QUICK, "optimizer": "adam", "learning_rate": 0.02, "server_epochs": 20}
+    strategy = FedGKT(send_test_features=True, **options)
+    result = start(strategy, make, rounds=4)
+    assert result.rounds[-1].server_accuracy > 0.5
+    model = strategy.server_model.eval()
+    with torch.no_grad():
+        right = [
+            float((model(x).argmax(dim=1) == y).double().mean())
+            for x, y in (samples(i, 9).tensors for i in range(CLIENTS))
+        ]
+    assert result.rounds[-1].server_accuracy == pytest.approx(np.mean(right))
+    assert start(FedGKT(**options), make, rounds=1).rounds[0].server_accuracy is None
+
+
+def test_float16_halves_the_features_and_changes_little() -> None:
+    results = {
+        kind: start(FedGKT(feature_dtype=kind, learning_rate=0.1, **QUICK), rounds=3)
+        for kind in ("float32", "float16")
+    }
+    saved = results["float32"].rounds[0].bytes_up - results["float16"].rounds[0].bytes_up
+    assert saved == pytest.approx(CLIENTS * SAMPLES * FEATURES * 2, abs=64)
+    losses = [result.rounds[-1].train_loss for result in results.values()]
+    assert losses[0] == pytest.approx(losses[1], abs=0.02)
+    assert losses[0] != losses[1]
+
+
+@pytest.mark.parametrize("order", ["pooled", "client-by-client"])
+def test_training_beyond_all_numbers_is_taken_back(order: str, flower_log: list[str]) -> None:
+    class Loud(FedGKTClient):
+        def knowledge(self, task: Task) -> ClientFeatures:
+            sent = super().knowledge(task)
+            if self.context.node_config["partition-id"] != 1:
+                return sent
+            return features(
+                index=sent.index,
+                features=np.full_like(sent.features, 6e4),
+                logits=np.full_like(sent.logits, -3e38),
+                labels=sent.labels,
+            )
+
+    class Fragile(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(FEATURES, CLASSES)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.linear(x / (x.abs().amax(dim=1, keepdim=True) < 1e4))
+
+    strategy = FedGKT(server_model=Fragile(), server_order=order, learning_rate=0.01, **QUICK)
+    result = start(strategy, lambda i, c: Loud(pair(i), samples(i), context=c, device="cpu"), rounds=1)
+    lost = [1] if order == "client-by-client" else [0, 1, 2, 3]
+    assert result.rounds[0].failures == len(lost)
+    assert sorted(strategy.logits) == [i for i in range(CLIENTS) if i not in lost]
+    assert all(np.isfinite(value).all() for value in strategy.state_arrays().values())
+    assert any("is taken back" in line and "partition 1" in line for line in flower_log)
+
+
+def test_the_server_goes_on_where_it_was(tmp_path: Path) -> None:
+    options = {**QUICK, "learning_rate": 0.1, "checkpoint_dir": tmp_path}
+    first = FedGKT(**options)
+    start(first, rounds=2)
+    second = FedGKT(resume=True, **options)
+    second._begin(ArrayRecord())
+    second.load_checkpoint()
+    assert second.server_model is None
+    from flwr_kd.strategy import Node
+
+    restored = second._model(Node(1, num_classes=CLASSES, feature_shape=(FEATURES,)))
+    x = samples(0).tensors[0]
+    with torch.no_grad():
+        assert torch.equal(restored.eval()(x), first.server_model.eval()(x))
+    with pytest.raises(ValueError, match="no state named 'prototypes'"):
+        second.load_state_arrays({"prototypes": np.zeros(1)})
+
+
+def test_a_given_model_begins_anew_with_each_start() -> None:
+    model = nn.Linear(FEATURES, CLASSES)
+    before = model.weight.detach().clone()
+    strategy = FedGKT(server_model=model, learning_rate=0.1, **QUICK)
+    losses = [start(strategy, rounds=2).rounds[-1].train_loss for _ in range(2)]
+    assert losses[0] == losses[1]
+    assert not torch.equal(model.weight, before)
+
+
+def test_the_servers_default_model_is_resnet20s_for_maps() -> None:
+    def make(index: int, context: Context) -> FedGKTClient:
+        model = build_model("resnet2", input_shape=(1, 8, 8), num_classes=10, seed=0)
+        data = TensorDataset(torch.randn(12, 1, 8, 8), torch.arange(12) % 10)
+        return FedGKTClient(model, data, context=context, device="cpu")
+
+    strategy = FedGKT(**QUICK)
+    start(strategy, make, rounds=1)
+    assert count_parameters(strategy.server_model) == 272_010
+
+
+# ---------------------------------------------------------------------- what is refused
+
+
+def test_other_features_or_classes_are_refused() -> None:
+    def make(index: int, context: Context) -> FedGKTClient:
+        width = 7 if index == 2 else FEATURES
+        model = (nn.Linear(FEATURES, width), nn.Linear(width, CLASSES))
+        return FedGKTClient(model, samples(index), context=context, device="cpu")
+
+    with pytest.raises(HandshakeError, match=r"3 classes and features \[7\], expected 3 and \[5\]"):
+        start(FedGKT(**QUICK), make)
+    with pytest.raises(HandshakeError, match=r"3 clients fit, 4 are needed.*does not take features \[7\]"):
+        start(FedGKT(server_model=nn.Linear(FEATURES, CLASSES), **QUICK), make)
+
+
+def test_a_server_model_with_other_classes_is_refused() -> None:
+    with pytest.raises(HandshakeError, match=r"server_model makes \[2, 8\] of 2 rows, expected \[2, 3\]"):
+        start(FedGKT(server_model=nn.Linear(FEATURES, 8), **QUICK))
+
+
+def test_features_that_are_too_large_to_send_are_refused_before_training() -> None:
+    with pytest.raises(HandshakeError, match=r"20 samples of 5 features .*feature-dtype=float16"):
+        start(FedGKT(max_payload_bytes=300, **QUICK))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"target_peak": 0.3},
+            r"target-peak must be in \(1/C, 1\) = \(0\.333333, 1\) for C = 3 classes, got 0\.3",
+        ),
+        (
+            {"refinement": "skr", "target_entropy": 1.6},
+            r"target-entropy must be in \(0, log2 C\) = \(0, 1\.58496\) bits for C = 3",
+        ),
+    ],
+)
+def test_a_target_out_of_range_is_refused_before_round_1(settings: dict[str, Any], message: str) -> None:
+    trained: list[int] = []
+
+    class Noting(FedDKCClient):
+        def objective(self, task: Task) -> Callable[..., Tensor]:
+            trained.append(task.server_round)
+            return super().objective(task)
+
+    with pytest.raises(HandshakeError, match=message):
+        start(FedDKC(**settings, **QUICK), lambda i, c: Noting(pair(i), samples(i), context=c, device="cpu"))
+    assert trained == []
+    with pytest.raises(ConfigError, match=message):
+        FedDKCConfig(**settings).check_classes(3)
+
+
+def test_only_the_target_in_use_is_checked() -> None:
+    FedDKCConfig(refinement="skr", target_peak=0.1, target_entropy=0.5).check_classes(2)
+    FedDKCConfig(refinement="kkr", target_entropy=5.0, target_peak=0.6).check_classes(2)
+
+
+def test_a_kernel_is_checked_at_construction() -> None:
+    with pytest.raises(ConfigError, match="direct proportion"):
+        FedDKC(kernel=lambda x: 2 * x)
+    with pytest.raises(ConfigError, match="a kernel belongs to refinement=kkr"):
+        FedDKC(kernel=torch.exp, refinement="skr")
+
+
+# ---------------------------------------------------------------------- FedDKC
+
+
+def test_the_server_learns_from_refined_logits() -> None:
+    logits = torch.randn(30, CLASSES, generator=torch.Generator().manual_seed(0)) * 3
+    kkr, skr = FedDKC(target_peak=0.6), FedDKC(refinement="skr", target_entropy=0.9)
+    assert torch.equal(kkr.targets(logits), refine_peak(logits, 0.6))
+    assert torch.equal(skr.targets(logits), refine_entropy(logits, 0.9))
+    by_kernel = FedDKC(kernel=torch.exp, target_peak=0.6).targets(logits)
+    assert not torch.allclose(by_kernel, kkr.targets(logits), atol=0.01)
+    torch.testing.assert_close(by_kernel.amax(dim=1), torch.full((30,), 0.6))
+    assert torch.equal(FedGKT().targets(logits), torch.softmax(logits, dim=1))
+
+
+def test_refinement_is_the_only_difference_to_fedgkt() -> None:
+    """With the same order and no teacher at the server (β = 0), all three are one method."""
+    results = [
+        start(kind(beta=0.0, server_order="pooled", **settings, **QUICK), rounds=2).rounds[-1]
+        for kind, settings in ((FedGKT, {}), (FedDKC, {}), (FedDKC, {"refinement": "skr"}))
+    ]
+    assert len({stats.train_loss for stats in results}) == 1
+    others = [
+        start(kind(server_order="pooled", **settings, **QUICK), rounds=2).rounds[-1].train_loss
+        for kind, settings in ((FedGKT, {}), (FedDKC, {}), (FedDKC, {"refinement": "skr"}))
+    ]
+    assert len(set(others)) == 3
