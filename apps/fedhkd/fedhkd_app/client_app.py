@@ -4,10 +4,9 @@ from flwr.app import Context
 from flwr.client import Client
 from flwr.clientapp import ClientApp
 
+from flwr_kd.app import experiment
 from flwr_kd.simulation import bundle_of, client_splits
 from flwr_kd.strategies.fedhkd import FedHKDClient
-
-from . import experiment
 
 
 def client_fn(context: Context) -> Client:

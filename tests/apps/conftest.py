@@ -1,17 +1,15 @@
-"""The FedHKD app, by ``flwr run`` on a SuperLink of its own, gives the numbers of ``flwr-kd simulate``."""
+"""The apps as modules, and one SuperLink of the tests' own for all of their runs."""
 
 from __future__ import annotations
 
 import importlib
 import json
 import os
-import re
 import signal
 import socket
 import subprocess
 import sys
 import time
-import tomllib
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -21,21 +19,10 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from flwr.app import Context, RecordDict
+import torch
 
-from flwr_kd import registry, results
-from flwr_kd.config import ConfigError
-from flwr_kd.simulation import Experiment, run
-from flwr_kd.strategies.fedhkd import FedHKDConfig
-
-pytest.importorskip("ray", reason="a local simulation needs Ray")
-
-APP = Path(__file__).resolve().parents[2] / "apps" / "fedhkd"
+ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = Path(sys.executable).parent
-SETTINGS: dict[str, Any] = tomllib.loads((APP / "pyproject.toml").read_text("utf-8"))["tool"]["flwr"]["app"][
-    "config"
-]
-CLIENTS, ROUNDS, SEED = 3, 2, 5
 
 
 def wait_for(ready: Callable[[], Any], what: str, seconds: float, pause: float = 0.2) -> Any:
@@ -92,13 +79,15 @@ class SuperLink:
             "PATH": f"{PROGRAMS}{os.pathsep}{os.environ.get('PATH', '')}",
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
-            "OMP_NUM_THREADS": "1",
+            "CUDA_VISIBLE_DEVICES": "",
         }
+        # The apps themselves see to the threads.
+        self.environment.pop("OMP_NUM_THREADS", None)
         if sys.dont_write_bytecode:
             # A dozen processes would each compile torch, Ray and Flower anew; so none writes beside the sources.
             self.environment |= {
                 "PYTHONDONTWRITEBYTECODE": "",
-                "PYTHONPYCACHEPREFIX": str(APP.parents[1] / ".cache" / "pycache"),
+                "PYTHONPYCACHEPREFIX": str(ROOT / ".cache" / "pycache"),
             }
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
@@ -139,6 +128,19 @@ class SuperLink:
         assert isinstance(found, dict)
         return found
 
+    def run(self, app: Path, clients: int, run_config: str) -> None:
+        """Run an app to its end, one CPU per client."""
+        federation = f"num-supernodes={clients} client-resources-num-cpus=1 init-args-num-cpus=2"
+        started = self.flwr("run", str(app), "--federation-config", federation, "--run-config", run_config)
+
+        def finished() -> str | None:
+            (found,) = self.flwr("ls", "--run-id", started["run-id"])["runs"]
+            status = str(found["status"])
+            return status if status.startswith("finished") else None
+
+        ended = wait_for(finished, "the run's end", 240, pause=3)
+        assert ended == "finished:completed", self.log.read_text()[-5000:]
+
     def stop(self) -> None:
         """End everything that was started, and check that nothing is left."""
         # Before it ends: Ray's processes change their names, and with them lose what tells whose they are.
@@ -163,11 +165,12 @@ class SuperLink:
             wait_for(lambda: not left(), "processes ending when killed", 15)
 
 
-@pytest.fixture
-def superlink(tmp_path: Path) -> Iterator[SuperLink]:
+@pytest.fixture(scope="module")
+def superlink(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SuperLink]:
+    pytest.importorskip("ray", reason="a local simulation needs Ray")
     if not Path("/proc/self/stat").exists():
         pytest.skip("without /proc, processes that are left could not be found and ended")
-    link = SuperLink(tmp_path)
+    link = SuperLink(tmp_path_factory.mktemp("superlink"))
     try:
         wait_for(link.healthy, "the SuperLink's start", 60)
         yield link
@@ -176,88 +179,17 @@ def superlink(tmp_path: Path) -> Iterator[SuperLink]:
 
 
 @pytest.fixture
-def server_app(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    monkeypatch.syspath_prepend(str(APP))
-    yield importlib.import_module("fedhkd_app.server_app")
-    for name in [name for name in sys.modules if name.partition(".")[0] == "fedhkd_app"]:
+def module(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, str], ModuleType]]:
+    """Import an app's module as Flower does, from the app's own folder."""
+    packages, threads = set(), torch.get_num_threads()
+
+    def load(app: str, name: str) -> ModuleType:
+        package = f"{app}_app"
+        packages.add(package)
+        monkeypatch.syspath_prepend(str(ROOT / "apps" / app))
+        return importlib.import_module(f"{package}.{name}")
+
+    yield load
+    torch.set_num_threads(threads)
+    for name in [name for name in sys.modules if name.partition(".")[0] in packages]:
         del sys.modules[name]
-
-
-def context(**settings: Any) -> Context:
-    changed = {name.replace("_", "-"): value for name, value in settings.items()}
-    return Context(
-        run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config={**SETTINGS, **changed}
-    )
-
-
-@pytest.mark.flwr_run
-@pytest.mark.timeout(420)
-def test_flwr_run_gives_the_numbers_of_the_simulation(superlink: SuperLink, tmp_path: Path) -> None:
-    out = tmp_path / "result"
-    started = superlink.flwr(
-        "run",
-        str(APP),
-        "--federation-config",
-        f"num-supernodes={CLIENTS} client-resources-num-cpus=1 init-args-num-cpus=2",
-        "--run-config",
-        f"num-server-rounds={ROUNDS} min-nodes={CLIENTS} seed={SEED} local-epochs=2 gamma=0.2 sigma=0.5 "
-        f"reproducible-noise=true out='{out}'",
-    )
-
-    def finished() -> dict[str, Any] | None:
-        (found,) = superlink.flwr("ls", "--run-id", started["run-id"])["runs"]
-        assert isinstance(found, dict)
-        return found if found["status"].startswith("finished") else None
-
-    ended = wait_for(finished, "the run's end", 240, pause=3)
-    assert ended["status"] == "finished:completed", superlink.log.read_text()[-5000:]
-
-    method = registry.get("fedhkd")
-    expected = run(
-        method,
-        Experiment(clients=CLIENTS, rounds=ROUNDS, seed=SEED, backend="inline", device="cpu"),
-        method.config(["local-epochs=2", "gamma=0.2", "sigma=0.5"]),
-    )
-    comparison = results.load(out)
-    (found,) = comparison.runs
-    assert (found.method, found.seed) == ("fedhkd", SEED)
-    assert found.hyperparameters == expected.hyperparameters
-    assert comparison.config["clients"] == CLIENTS
-    assert f"seed={SEED}" in comparison.command
-    assert len(found.rounds) == ROUNDS
-    for ours, theirs in zip(found.rounds, expected.rounds, strict=True):
-        assert (ours.participants, ours.failures) == (CLIENTS, 0)
-        assert (ours.bytes_up, ours.bytes_down) == (theirs.bytes_up, theirs.bytes_down)
-        for name in ("local_accuracy", "global_accuracy", "train_loss"):
-            assert getattr(ours, name) == pytest.approx(getattr(theirs, name), abs=1e-6), name
-
-
-def test_the_apps_hyper_parameters_are_the_methods() -> None:
-    defaults = FedHKDConfig().to_wire()
-    listed = {name: value for name, value in SETTINGS.items() if name in defaults}
-    assert listed == {name: defaults[name] for name in listed}
-    assert {"gamma", "classifier-weight", "noise", "sigma", "clip", "local-epochs"} <= set(listed)
-
-
-def test_the_readme_explains_every_setting() -> None:
-    rows = re.findall(r"^\| (`.*?) \|", (APP / "README.md").read_text("utf-8"), flags=re.MULTILINE)
-    explained = set(re.findall(r"`([^`]+)`", " ".join(rows)))
-    assert {name for name in SETTINGS if name not in FedHKDConfig().to_wire()} <= explained
-
-
-def test_a_relative_out_is_refused_before_the_work(server_app: ModuleType) -> None:
-    with pytest.raises(ConfigError, match=r"out must be an absolute path, got 'runs/here'"):
-        server_app.main(None, context(out="runs/here"))
-
-
-def test_a_result_is_not_overwritten(server_app: ModuleType, tmp_path: Path) -> None:
-    (tmp_path / results.FILE_NAME).write_text("{}")
-    with pytest.raises(results.ResultExistsError, match=re.escape(str(tmp_path))):
-        server_app.main(None, context(out=str(tmp_path)))
-
-
-def test_settings_are_checked_before_the_work(server_app: ModuleType) -> None:
-    with pytest.raises(ConfigError, match=r"gamma must be >= 0, got -1"):
-        server_app.main(None, context(gamma=-1.0))
-    with pytest.raises(ConfigError, match=r"mlpp.*mlp"):
-        server_app.main(None, context(model="mlpp"))

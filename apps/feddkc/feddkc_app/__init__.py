@@ -1,0 +1,1 @@
+"""FedDKC as a Flower App: ``flwr run apps/feddkc``."""

@@ -1,0 +1,114 @@
+"""What Flower Apps share: the experiment in a run config, checks before the work, the result.
+
+An app's own two files show what a ServerApp and a ClientApp of one method are made of; see ``apps/``.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import cast
+
+from flwr.app import Context
+
+from .config import ConfigError, MethodConfig
+from .results import Comparison, RunResult, check_free, versions
+from .simulation import Experiment, bundle_of, client_splits, round_result
+from .strategy import KDResult, KDStrategy
+
+__all__ = ["check", "comparison", "experiment", "output_folder"]
+
+
+def experiment(context: Context, clients: int | None = None) -> Experiment:
+    """Return the data, partition and model of a run, which both sides read from the run config.
+
+    Parameters
+    ----------
+    context : Context
+        Flower's.
+    clients : int, optional
+        How many share the data; ``min-nodes`` if None, which is what the server knows before the run.
+
+    Raises
+    ------
+    ConfigError
+        If a value is not allowed.
+    """
+    settings = context.run_config
+    return Experiment(
+        dataset=str(settings["dataset"]),
+        data_dir=str(settings["data-dir"]) or None,
+        partition=str(settings["partition"]),
+        clients=cast(int, settings["min-nodes"]) if clients is None else clients,
+        rounds=cast(int, settings["num-server-rounds"]),
+        model=str(settings["model"]),
+        seed=cast(int, settings["seed"]),
+        fraction_train=cast(float, settings["fraction-train"]),
+    )
+
+
+def output_folder(context: Context) -> Path | None:
+    """Return the folder ``out`` of the run config, where a result can be saved; None where it is empty.
+
+    Raises
+    ------
+    ConfigError
+        If it is not absolute: a server's working directory is not the caller's.
+    ResultExistsError, ResultError
+        If a result is there, or the folder cannot be one.
+    """
+    text = str(context.run_config["out"])
+    if not text:
+        return None
+    out = Path(text)
+    if not out.is_absolute():
+        raise ConfigError(f"out must be an absolute path, got {text!r}")
+    check_free(out, force=False)
+    return out
+
+
+def check(experiment: Experiment, config: MethodConfig) -> None:
+    """Check, before the server waits for clients, what would make them all fail: data, models, classes.
+
+    Raises
+    ------
+    ConfigError, DataError
+        If a setting does not go with another.
+    """
+    client_splits(experiment)
+    config.check_classes(bundle_of(experiment).num_classes)
+    for index in range(len(experiment.models)):
+        experiment.build_model(index)
+
+
+def comparison(
+    context: Context, strategy: KDStrategy, result: KDResult, *, method: str, app: str
+) -> Comparison:
+    """Return a finished run as what :func:`flwr_kd.results.save` writes.
+
+    Parameters
+    ----------
+    context : Context
+        The ServerApp's.
+    strategy : KDStrategy
+        What ran.
+    result : KDResult
+        What its ``start`` returned.
+    method : str
+        The method's name in the registry.
+    app : str
+        The app's folder, as in ``flwr run``.
+    """
+    asked = {client for stats in result.rounds for client in stats.bytes_by_partition}
+    shared = experiment(context, clients=len(asked)).shared()
+    settings = {name: value for name, value in context.run_config.items() if name != "out"}
+    values = " ".join(f"{name}={json.dumps(value)}" for name, value in sorted(settings.items()))
+    rounds = tuple(round_result(stats) for stats in result.rounds)
+    return Comparison(
+        # The run's backend is Flower's; the Experiment's has no part in it.
+        config={**shared, "backend": "flwr", "workers": None, "seeds": [strategy.seed]},
+        versions=versions(),
+        command=shlex.join(["flwr", "run", app, "--run-config", values]),
+        runs=(RunResult(method, strategy.seed, rounds, dict(strategy.config.to_wire())),),
+    )
