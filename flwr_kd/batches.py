@@ -131,6 +131,11 @@ class Batches:
             else []
         )
 
+    def example(self) -> Tensor:
+        """Return the first sample's input as a batch of one; the data set must not be empty."""
+        x, _ = next(self._fetch([[0]], workers=0))
+        return x
+
     @property
     def has_own_sampler(self) -> bool:
         """Whether the source is a loader whose sampler decides which samples an epoch holds."""
@@ -140,18 +145,19 @@ class Batches:
         plain = type(loader.batch_sampler) is BatchSampler or loader.batch_sampler is None
         return not plain or type(loader.sampler) not in (RandomSampler, SequentialSampler)
 
-    def _fetch(self, chunks: list[list[int]]) -> Iterator[tuple[Tensor, Tensor]]:
+    def _fetch(self, chunks: list[list[int]], workers: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
         tensors = _tensors(self.dataset) if self.loader is None else None
         if tensors is not None:
             for chunk in chunks:
                 yield self._split((tensors[0][chunk], tensors[1][chunk]))
             return
         collate: Callable[[list[Any]], Any] = default_collate
-        workers = 0
-        if self.loader is not None:
-            workers = self.loader.num_workers
-            if self.loader.batch_size is not None or self.loader.batch_sampler is not None:
-                collate = self.loader.collate_fn
+        if workers is None:
+            workers = 0 if self.loader is None else self.loader.num_workers
+        if self.loader is not None and (
+            self.loader.batch_size is not None or self.loader.batch_sampler is not None
+        ):
+            collate = self.loader.collate_fn
         # A generator of its own: without one, DataLoader draws its workers' seed from the global generator.
         seeded = torch.Generator().manual_seed(0)
         loader = DataLoader(

@@ -239,7 +239,13 @@ def top(
 
 
 def _describe(method: registry.Method, as_json: bool) -> None:
-    rows = [row for row in method.config_class.help() if row[0].replace("-", "_") not in method.fixed]
+    # The defaults of the other commands, which may differ from the class's.
+    used = method.config().to_wire()
+    rows = [
+        (name, kind, used[name], text)
+        for name, kind, _, text in method.config_class.help()
+        if name.replace("-", "_") not in method.fixed
+    ]
     if as_json:
         keys = ("name", "type", "default", "help")
         print(json.dumps([dict(zip(keys, row, strict=True)) for row in rows], indent=2, ensure_ascii=False))

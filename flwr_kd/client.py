@@ -220,6 +220,7 @@ class KDClient(NumPyClient):
         """Answer the handshake."""
         found = {
             "num-examples": len(self.train_batches),
+            "num-test-examples": 0 if self.test_batches is None else len(self.test_batches),
             "num-classes": self.num_classes,
             "feature-shape": json.dumps(self.feature_shape),
             "arrays": ArrayTemplate.of_ndarrays(self._named_arrays()).to_json(),
@@ -368,8 +369,8 @@ class KDClient(NumPyClient):
         """Read the shape of one sample's features off the model, or off what it makes of a sample."""
         dim, shape = getattr(self.model, "feature_dim", None), getattr(self.model, "feature_shape", None)
         if isinstance(self.model, SplitModel) and shape is None:
-            x, _ = next(self.train_batches.ordered(1))
-            shape = tuple(self.model.eval().features(x.to(self.device)).shape[1:])
+            x = self.train_batches.example().to(self.device)
+            shape = tuple(self.model.eval().features(x).shape[1:])
         return (_size_of(self.model, "feature_dim"),) if shape is None or dim is not None else tuple(shape)
 
     def _task(self, parameters: list[NDArray], config: Mapping[str, Any]) -> Task:

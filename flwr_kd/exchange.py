@@ -42,6 +42,8 @@ class Node:
         Shape of one sample's features.
     template : ArrayTemplate
         Names and shapes of the client's model.
+    num_test_examples : int
+        Samples of the client's test data.
     sector, public_digest : str
         Empty where the client has none.
     """
@@ -52,6 +54,7 @@ class Node:
     num_classes: int = 0
     feature_shape: tuple[int, ...] = ()
     template: ArrayTemplate = field(default_factory=ArrayTemplate)
+    num_test_examples: int = 0
     sector: str = ""
     public_digest: str = ""
 
@@ -97,6 +100,7 @@ class Node:
             num_classes=whole("num-classes"),
             feature_shape=_shape(properties.get("feature-shape")),
             template=ArrayTemplate.from_json(properties.get("arrays")),
+            num_test_examples=whole("num-test-examples") if "num-test-examples" in properties else 0,
             sector=str(properties.get("sector", "")),
             public_digest=str(properties.get("public-digest", "")),
         )

@@ -27,7 +27,7 @@ from torch import nn
 from . import registry
 from .client import resolve_device
 from .config import ConfigError, MethodConfig, unknown_name
-from .data import Bundle, augmentation, histogram, load, partition, split
+from .data import Bundle, DataError, augmentation, histogram, load, partition, split
 from .inline import InlineGrid
 from .models import MODELS, build_model
 from .results import RoundResult, RunResult
@@ -204,7 +204,7 @@ def run(
     checkpoint_dir : path, optional
         Arrays and the method's state are written there after every round.
     resume : bool
-        Go on after the checkpoint's round.
+        Go on after the checkpoint's round. What clients keep to themselves (personal models) is not in it.
 
     Returns
     -------
@@ -299,8 +299,13 @@ def evaluator(
 
 def bundle_of(experiment: Experiment) -> Bundle:
     """Return an experiment's data, loaded once per process: workers answer many messages."""
-    found = (experiment.dataset, experiment.seed, experiment.data_dir, experiment.limit)
-    return _loaded(*found) if experiment.image_size is None else _padded(*found, experiment.image_size)
+    key = (experiment.dataset, experiment.seed, experiment.data_dir, experiment.limit)
+    bundle = _loaded(*key) if experiment.image_size is None else _padded(*key, experiment.image_size)
+    if experiment.augment != "none" and len(bundle.input_shape) != 3:
+        raise DataError(
+            f"augment={experiment.augment} is for images, {bundle.name} has {list(bundle.input_shape)}"
+        )
+    return bundle
 
 
 @functools.lru_cache(maxsize=2)

@@ -9,10 +9,12 @@ from __future__ import annotations
 import io
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from logging import INFO, WARNING
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -32,6 +34,8 @@ from .wire import ArrayTemplate
 __all__ = ["HandshakeError", "KDResult", "KDStrategy", "NDArray", "Node", "Outgoing", "Reply", "RoundStats"]
 
 _POLL_FIRST, _POLL_LAST = 0.02, 1.0
+_SHARES = ("local-accuracy", "local-top5")
+T = TypeVar("T")
 
 
 class KDStrategy(Strategy):
@@ -120,6 +124,8 @@ class KDStrategy(Strategy):
         self.stats = RoundStats(0)
         self._nodes: dict[int, Node] = {}
         self._refused: dict[int, str] = {}
+        self._doubles: set[int] = set()
+        self._candidates: list[Node] = []
         self._timeout = 3600.0
         self._hooked: list[Message] = []
         self._hooked_arrays: ArrayRecord | None = None
@@ -137,6 +143,15 @@ class KDStrategy(Strategy):
         if self.sends_weights and self.template.names:
             return self.template.difference(node.template)
         return None
+
+    def common(self, kind: Callable[[Node], T], node: Node) -> T:
+        """Return what most clients have, for a method whose clients must be alike in it.
+
+        Of those that were accepted; before any was, of all that introduced themselves together, so that one
+        client alone does not decide. ``node`` stands for them where there are none.
+        """
+        known = list(self._nodes.values()) or self._candidates or [node]
+        return Counter(kind(each) for each in known).most_common(1)[0][0]
 
     def select(self, phase: str, server_round: int, nodes: list[Node], answered: list[Node]) -> list[Node]:
         """Return who takes part in a phase.
@@ -273,7 +288,7 @@ class KDStrategy(Strategy):
                 messages = self._train_messages(phase, server_round, outgoing, extra)
                 replies = self._checked(phase, self._exchange(grid, messages), forget=True)
                 answered = [reply.node for reply in replies]
-                train_replies.extend(replies)
+                train_replies.extend(replace(reply, arrays=[], payload=None) for reply in replies)
                 if phase == self.phases[0]:
                     stats.participants = len(replies)
                 if not replies:
@@ -282,6 +297,8 @@ class KDStrategy(Strategy):
                     continue
                 new = self.aggregate_phase(phase, server_round, replies, arrays)
                 arrays = arrays if new is None else new
+                # Else it would still be held while the next answers come in.
+                del replies
             self._summarise(train_replies, result)
             result.arrays = arrays
             self._evaluate_at_clients(grid, server_round, nodes, arrays, dict(evaluate_config or {}), result)
@@ -364,7 +381,7 @@ class KDStrategy(Strategy):
         self.template = ArrayTemplate.of(arrays)
         if self.sends_weights and not self.template.names:
             raise ConfigError(f"{type(self).__name__} needs initial_arrays: ArrayRecord(model.state_dict())")
-        self._nodes, self._refused = {}, {}
+        self._nodes, self._refused, self._doubles, self._candidates = {}, {}, set(), []
         # A strategy may be started again; what it learnt in the run before is not this run's.
         self.load_state_arrays({})
         self._begun = True
@@ -392,11 +409,12 @@ class KDStrategy(Strategy):
             pause = min(pause * 1.5, _POLL_LAST)
 
     def _refresh_nodes(self, grid: Grid) -> list[Node]:
-        """Ask for the ids anew, shake hands with new ones, forget those that left."""
+        """Ask for the ids anew, shake hands with new ones, and return those that fit and are there."""
         ids = sorted(grid.get_node_ids())
         new = [i for i in ids if i not in self._nodes and i not in self._refused]
         config = {**self.config.to_wire(), wire.SEED: self.seed}
         messages = [wire.properties_message(i, config=config, ttl=self._timeout) for i in new]
+        candidates: list[Node] = []
         for message, reply in self._exchange(grid, messages):
             node_id = message.metadata.dst_node_id
             try:
@@ -409,17 +427,37 @@ class KDStrategy(Strategy):
                         _last_line(reply.error.reason),
                     )
                     continue
-                node = Node.from_properties(node_id, wire.read_properties(reply))
-                self.config.check_classes(node.num_classes)
+                candidates.append(Node.from_properties(node_id, wire.read_properties(reply)))
+            except PayloadError as error:
+                self._refuse(node_id, str(error))
+        # In one order, whichever answered first, since what the clients have in common decides.
+        self._candidates = sorted(candidates, key=lambda node: node.order)
+        for node in self._candidates:
+            try:
                 refusal = self.accept_node(node)
+                if refusal is None:
+                    self.config.check_classes(node.num_classes)
             except (PayloadError, ConfigError) as error:
                 refusal = str(error)
             if refusal is None:
-                self._nodes[node_id] = node
+                self._nodes[node.node_id] = node
             else:
-                self._refused[node_id] = refusal
-                log(WARNING, "node %d is refused: %s", node_id, refusal)
-        return sorted((self._nodes[i] for i in ids if i in self._nodes), key=lambda node: node.order)
+                self._refuse(node.node_id, refusal)
+        present: dict[int, Node] = {}
+        for node in self._nodes.values():
+            if node.node_id not in ids:
+                continue
+            # What is kept for a client goes by its key. One that takes another's waits until that one is gone,
+            # which after a restart it soon is.
+            first = present.setdefault(node.key, node)
+            if first is not node and node.node_id not in self._doubles:
+                self._doubles.add(node.node_id)
+                log(WARNING, "%s is left out while node %d has the same partition", node, first.node_id)
+        return sorted(present.values(), key=lambda node: node.order)
+
+    def _refuse(self, node_id: int, reason: str) -> None:
+        self._refused[node_id] = reason
+        log(WARNING, "node %d is refused: %s", node_id, reason)
 
     def _draw(
         self, nodes: list[Node], fraction: float, least: int, purpose: str, server_round: int
@@ -561,6 +599,9 @@ class KDStrategy(Strategy):
             )
         elif raw.payload is not None:
             raise PayloadError(f"a payload came back, expected none in phase {phase!r}")
+        for name in _SHARES:
+            if not 0 <= raw.metrics.get(name, 0.0) <= 1:
+                raise PayloadError(f"metric {name!r} must be in [0, 1], got {raw.metrics[name]}")
         reply = Reply(node, arrays, raw.num_examples, raw.metrics, payload)
         self.check_reply(phase, reply)
         return reply
@@ -570,13 +611,10 @@ class KDStrategy(Strategy):
     def _summarise(self, replies: list[Reply], result: KDResult) -> None:
         """Means over clients: the local accuracy counts each client once, the loss by its samples."""
         for reply in replies:
-            found = {k: v for k, v in reply.metrics.items() if k in ("local-accuracy", "local-top5")}
+            found = {k: v for k, v in reply.metrics.items() if k in _SHARES}
             if found:
                 self.stats.clients[reply.node.key] = self.stats.clients.get(reply.node.key, {}) | found
-        accuracies, top5 = (
-            [r.metrics[name] for r in replies if name in r.metrics]
-            for name in ("local-accuracy", "local-top5")
-        )
+        accuracies, top5 = ([r.metrics[name] for r in replies if name in r.metrics] for name in _SHARES)
         losses = [(r.metrics["train-loss"], r.num_examples) for r in replies if "train-loss" in r.metrics]
         metrics: dict[str, int | float | list[int] | list[float]] = {}
         if accuracies:

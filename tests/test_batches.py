@@ -21,7 +21,7 @@ from torch.utils.data import (
     default_collate,
 )
 
-from flwr_kd.batches import Batches, DatasetError, normalize_labels
+from flwr_kd.batches import Batches, DatasetError, into_batches, normalize_labels
 from flwr_kd.data import ArrayDataset
 
 
@@ -356,3 +356,47 @@ class TestLabels:
         labels = torch.tensor([[1], [0]], dtype=torch.int32)
         normalize_labels(labels, 2).add_(1)
         assert labels.tolist() == [[1], [0]]
+
+
+class TestPositions:
+    @pytest.mark.parametrize(
+        "source",
+        [pairs(7), DataLoader(pairs(7), batch_size=3, shuffle=True, num_workers=0)],
+        ids=["set", "loader"],
+    )
+    def test_each_sample_comes_with_its_position(self, source: Any) -> None:
+        found = list(batches(source).indexed(3, generator()))
+        for x, y, rows in found:
+            assert x[:, 0].tolist() == rows.tolist()
+            assert y.tolist() == [int(row) % 3 for row in rows]
+        assert sorted(row for _, _, rows in found for row in rows.tolist()) == list(range(7))
+        # the order is that of an epoch without positions
+        plain = [x[:, 0].tolist() for x, _ in batches(source).shuffled(3, generator())]
+        assert plain == [rows.tolist() for _, _, rows in found]
+
+    def test_a_sampler_of_its_own_hides_them(self) -> None:
+        source = batches(DataLoader(pairs(6), batch_size=2, sampler=SubsetRandomSampler([0, 2])))
+        assert source.has_own_sampler
+        assert not batches(pairs(6)).has_own_sampler
+        with pytest.raises(DatasetError, match="a loader's own sampler prevents"):
+            next(source.indexed(2, generator()))
+
+    @pytest.mark.parametrize("change", [-1, 1])
+    def test_a_collate_fn_that_changes_the_number_is_noticed(self, change: int) -> None:
+        def collate(items: list[Any]) -> Any:
+            return default_collate(items[:change] if change < 0 else [*items, items[0]])
+
+        source = batches(DataLoader(pairs(6), batch_size=3, collate_fn=collate))
+        with pytest.raises(DatasetError, match=r"collate_fn returned .* of 3 samples"):
+            next(source.indexed(3, generator()))
+        # a method that needs no positions takes what it gets
+        assert len(list(source.shuffled(3, generator()))) == 2
+
+
+def test_into_batches() -> None:
+    order = torch.arange(7)
+    assert [len(b) for b in into_batches(order, 3)] == [3, 4]
+    assert [len(b) for b in into_batches(order, 3, drop_last=True)] == [3, 3]
+    assert [len(b) for b in into_batches(order, 10, drop_last=True)] == [7]
+    assert [len(b) for b in into_batches(order[:1], 3)] == [1]
+    assert into_batches(order[:0], 3) == []

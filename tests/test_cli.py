@@ -82,6 +82,8 @@ def test_the_hyper_parameters_of_a_method(command: Command) -> None:
     assert "eq. 11" in rows["gamma"]["help"]
     star = {row["name"] for row in json.loads(command("methods", "fedhkd-star", "--json").out)}
     assert star == set(rows) - {"gamma"}
+    transfer = {row["name"]: row["default"] for row in json.loads(command("methods", "fedgkt", "--json").out)}
+    assert transfer["send-test-features"] is True  # as a simulation has it
 
 
 def test_version_and_help(command: Command) -> None:
@@ -141,7 +143,7 @@ def test_simulate_writes_a_result_and_curves(command: Command, tmp_path: Path) -
     assert [each["round"] for each in one["rounds"]] == [1, 2]
     assert set(one["rounds"][0]) == {
         "round", "local_accuracy", "global_accuracy", "train_loss", "bytes_up", "bytes_down", "seconds",
-        "participants", "failures",
+        "participants", "failures", "local_top5", "server_accuracy", "clients",
     }  # fmt: skip
     assert (tmp_path / "here" / "curves.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     assert f"result: {tmp_path / 'here' / 'result.json'}" in out
@@ -209,6 +211,19 @@ def test_compare_gives_all_methods_the_same_partitions(command: Command, tmp_pat
     assert "–" in row  # no global model, so no global accuracy, and not 0
 
 
+def test_methods_with_models_of_their_own_can_be_compared(command: Command, tmp_path: Path) -> None:
+    code, out, _ = command("compare", "fedproto", "fedgkt", *SMALL, "--seeds", "0", "--out", "o")
+    assert code == 0
+    document = json.loads((tmp_path / "o" / "result.json").read_text())
+    assert document["config"]["model"] == {
+        "fedproto": "mlp", "fedgkt": "resnet2,resnet4,resnet6,resnet10,resnet12"
+    }  # fmt: skip
+    measured = {run["method"]: run["rounds"][-1]["server_accuracy"] for run in document["runs"]}
+    assert measured["fedproto"] is None
+    assert f"{100 * measured['fedgkt']:.2f}" in out
+    assert "server" in out
+
+
 def test_the_same_command_gives_the_same_numbers(command: Command, tmp_path: Path) -> None:
     def numbers(folder: str, *more: str) -> list[Any]:
         assert command("simulate", "fedhkd", *SMALL, "--out", folder, *more).code == 0
@@ -224,7 +239,7 @@ def test_the_same_command_gives_the_same_numbers(command: Command, tmp_path: Pat
 
 
 MISTAKES = [
-    (["simulate", "fedhdk"], ["unknown method 'fedhdk'", "did you mean 'fedhkd'", "fedavg, fedhkd"]),
+    (["simulate", "fedhdk"], ["unknown method 'fedhdk'", "did you mean 'fedhkd'", "fedavg, feddkc-kkr"]),
     (["compare", "fedavg", "fedprx"], ["unknown method 'fedprx'", "fedprox"]),
     (["methods", "nope"], ["unknown method 'nope'", "fedavg"]),
     (["simulate", "fedavg", "--dataset", "digit"], ["'digit'", "digits", "fashion-mnist"]),
@@ -245,6 +260,12 @@ MISTAKES = [
     (["simulate", "fedavg", "--seeds", "1,x"], ["seeds", "1,x"]),
     (["simulate", "fedavg", "--seed", "-1"], ["seeds", "-1"]),
     (["simulate", "fedavg", "--limit", "0"], ["limit", "0"]),
+    (["simulate", "fedavg", "--image-size", "4"], ["cannot be padded to images of 4"]),
+    (["simulate", "fedavg", "--augment", "mixup"], ["augment must be one of none, crop", "'mixup'"]),
+    (["simulate", "feddkc-kkr", "--set", "target-peak=0.05"], ["target-peak must be in", "(0.1, 1)", "0.05"]),
+    (["simulate", "feddkc-skr", "--set", "target-entropy=4"], ["target-entropy must be in", "(0, 3.32"]),
+    (["simulate", "feddkc-skr", "--set", "refinement=kkr"], ["refinement is fixed at skr"]),
+    (["simulate", "fedgkt", "--feature-dim", "8"], ["resnet2", "feature_dim must be None, got 8"]),
     (["simulate", "fedhkd", "--set", "gama=1"], ["unknown hyper-parameter 'gama'", "gamma", "threshold"]),
     (["simulate", "fedhkd", "--set", "gamma=-1"], ["gamma must be >= 0", "-1"]),
     (["simulate", "fedhkd", "--set", "gamma=nan"], ["gamma must be finite"]),

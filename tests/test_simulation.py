@@ -125,10 +125,53 @@ def test_models_are_given_out_in_turn_where_the_method_allows() -> None:
     assert kinds[0] == kinds[2] != kinds[1]
     result = run(registry.get("fedproto"), experiment)
     assert [each.failures for each in result.rounds] == [0, 0]
-    with pytest.raises(
-        ConfigError, match="fedavg needs the same model at all clients, got --model mlp,lenet"
-    ):
+    with pytest.raises(ConfigError, match="fedavg needs one model for all clients, got --model mlp,lenet"):
         run(registry.get("fedavg"), experiment)
+
+
+def test_a_method_brings_its_own_models_and_measures() -> None:
+    method = registry.get("fedgkt")
+    own = Experiment(**SMALL).of(method)
+    assert own.models == ["resnet2", "resnet4", "resnet6", "resnet10", "resnet12"]
+    assert Experiment(**{**SMALL, "model": "mlp"}).of(method).models == ["mlp"]
+    assert Experiment(**SMALL).of(registry.get("fedavg")).models == Experiment(**SMALL).models == ["mlp"]
+    measured = run(method, Experiment(**SMALL))
+    assert measured.rounds[-1].server_accuracy is not None
+    silent = run(method, Experiment(**SMALL), method.config(["send-test-features=false"]))
+    assert silent.rounds[-1].server_accuracy is None
+    assert silent.rounds[-1].bytes_up < measured.rounds[-1].bytes_up
+
+
+def test_each_clients_numbers_are_kept() -> None:
+    result = run(registry.get("fedproto"), Experiment(**SMALL))
+    for each in result.rounds:
+        assert sorted(each.clients) == ["0", "1", "2"]
+        for name in ("local_accuracy", "local_top5"):
+            values = [client[name] for client in each.clients.values()]
+            assert getattr(each, name) == pytest.approx(sum(v for v in values if v is not None) / 3)
+        assert each.local_top5 is not None
+        assert each.local_accuracy is not None
+        assert each.local_accuracy <= each.local_top5
+
+
+def test_images_can_be_padded_and_augmented() -> None:
+    method, options = registry.get("fedavg"), {**SMALL, "model": "cnn", "rounds": 1}
+    plain, larger, moved = (
+        run(method, Experiment(**options, **more)).rounds[0]
+        for more in ({}, {"image_size": 12}, {"augment": "crop"})
+    )
+    assert larger.bytes_up > plain.bytes_up
+    assert moved.bytes_up == plain.bytes_up
+    assert moved.train_loss != plain.train_loss
+
+
+def test_hyper_parameters_that_do_not_go_with_the_classes_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(simulation, "_run_inline", lambda *a, **k: pytest.fail("it ran"))
+    method = registry.get("feddkc-kkr")
+    with pytest.raises(ConfigError, match=r"target-peak must be in \(1/C, 1\) = \(0\.1, 1\) for C = 10"):
+        run(method, Experiment(**SMALL), method.config(["target-peak=0.05"]))
 
 
 def test_a_failing_server_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

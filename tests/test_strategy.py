@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import time
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -118,7 +120,7 @@ class Watched(InlineGrid):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.sent: list[Message] = []
-        self.came: list[Message] = []
+        self.came: list[tuple[Message, int]] = []
         self.absent: set[int] = set()
         self.empty_for = 0
 
@@ -138,7 +140,8 @@ class Watched(InlineGrid):
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         came = list(super().pull_messages(message_ids))
-        self.came.extend(came)
+        # Sizes are taken here: the strategy empties a message once it has read it.
+        self.came.extend((message, size_of(message) if message.has_content() else 0) for message in came)
         return came
 
     def of_type(self, kind: str) -> list[Message]:
@@ -334,6 +337,71 @@ def test_a_handshake_of_nonsense_is_refused(grid_of: Any, name: str, value: Any)
 
     with pytest.raises(HandshakeError, match=name):
         FedAvg(min_available_nodes=3).start(grid_of(Liar), initial(), num_rounds=1)
+
+
+def test_one_client_does_not_decide_what_the_others_must_be(grid_of: Any) -> None:
+    """The first in the order of partitions has other features; it is the one that is refused."""
+    grid = grid_of(FedProtoClient, model=lambda index: Net(7 if index == 0 else 5))
+    result = FedProto(min_available_nodes=2, **QUICK).start(grid, ArrayRecord(), num_rounds=1)
+    assert set(result.rounds[0].bytes_by_partition) == {1, 2}
+
+
+@pytest.mark.parametrize("value", [5.0, -0.1])
+def test_an_accuracy_that_cannot_be_is_dropped(grid_of: Any, value: float, flower_log: list[str]) -> None:
+    class Boaster(FedAvgClient):
+        def phase_train(self, task: Task) -> Answer:
+            answer = super().phase_train(task)
+            if self.context.node_config["partition-id"] == 1:
+                answer.metrics["local-accuracy"] = value
+            return answer
+
+    result = FedAvg(min_available_nodes=3, **QUICK).start(grid_of(Boaster), initial(), num_rounds=1)
+    assert (result.rounds[0].participants, result.rounds[0].failures) == (2, 1)
+    assert sorted(result.rounds[0].clients) == [0, 2]
+    assert any(f"'local-accuracy' must be in [0, 1], got {value}" in line for line in flower_log)
+
+
+def test_knowledge_is_not_held_while_the_next_answers_come(make_blobs: Callable[..., Any]) -> None:
+    alive: list[int] = []
+    kept: list[weakref.ref[Any]] = []
+
+    class Noting(FedProto):
+        def aggregate_phase(self, phase: str, server_round: int, replies: list[Reply], arrays: Any) -> Any:
+            gc.collect()
+            alive.append(sum(ref() is not None for ref in kept))
+            kept.extend(weakref.ref(reply.payload) for reply in replies)
+            return super().aggregate_phase(phase, server_round, replies, arrays)
+
+    def client_fn(context: Context) -> Any:
+        return FedProtoClient(Net(5), make_blobs(12, 0), context=context, device="cpu").to_client()
+
+    grid = InlineGrid(ClientApp(client_fn=client_fn), 2)
+    Noting(min_available_nodes=2, **QUICK).start(grid, ArrayRecord(), num_rounds=3)
+    assert alive == [0, 0, 0]
+    assert len(kept) == 6
+
+
+def test_a_message_is_emptied_once_it_has_been_read(grid_of: Any) -> None:
+    grid = grid_of()
+    FedAvg(min_available_nodes=3, **QUICK).start(grid, initial(), num_rounds=1)
+    trained = [message for message, _ in grid.came if message.metadata.message_type == "train"]
+    assert len(trained) == 3
+    assert [size_of(message) for message in trained] == [0, 0, 0]
+
+
+def test_a_partition_is_one_clients(flower_log: list[str], make_blobs: Callable[..., Any]) -> None:
+    """What is kept for a client goes by its partition: another that claims it must not get, or replace, it."""
+
+    def client_fn(context: Context) -> Any:
+        return FedAvgClient(Net(5), make_blobs(12, 0), context=context, device="cpu").to_client()
+
+    claims = [{}, {}, {"partition-id": 0}]
+    grid = InlineGrid(ClientApp(client_fn=client_fn), 3, node_configs=claims)
+    result = FedAvg(min_available_nodes=2, **QUICK).start(grid, initial(), num_rounds=3)
+    assert [set(r.bytes_by_partition) for r in result.rounds] == [{0, 1}] * 3
+    assert [r.participants for r in result.rounds] == [2] * 3
+    (line,) = [line for line in flower_log if "has the same partition" in line]
+    assert "(partition 0) is left out" in line
 
 
 def test_it_waits_for_nodes_that_are_not_there_at_first(toy: Any) -> None:
@@ -543,9 +611,9 @@ def test_bytes_are_those_that_were_sent(grid_of: Any) -> None:
         for message in grid.sent:
             if message.metadata.group_id == group:
                 down[where[message.metadata.message_id]] += size_of(message)
-        for message in grid.came:
+        for message, size in grid.came:
             if message.metadata.group_id == group and message.metadata.message_type == "train":
-                up[where[message.metadata.reply_to_message_id]] += size_of(message)
+                up[where[message.metadata.reply_to_message_id]] += size
         assert stats.bytes_by_partition == {i: (down[i], up[i]) for i in range(3)}
         assert (stats.bytes_down, stats.bytes_up) == (sum(down.values()), sum(up.values()))
     weights = sum(len(a.data) for a in initial().values())

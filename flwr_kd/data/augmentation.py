@@ -24,7 +24,7 @@ def augmentation(name: str) -> Augment | None:
     Parameters
     ----------
     name : str
-        ``"crop"``: pad by an eighth of the side (4 of 32, 1 of 8) with zeros, and crop at random.
+        ``"crop"``: pad by an eighth of the side (4 of 32, 1 of 8) with the edge's pixels, and crop at random.
         ``"crop-flip"``: the same, and half of the images mirrored; not for digits or letters.
 
     Raises
@@ -54,7 +54,7 @@ def _crop(x: Tensor, generator: torch.Generator) -> Tensor:
     rows = (moves[0] + torch.arange(height, device=x.device))[:, :, None]
     columns = (moves[1] + torch.arange(width, device=x.device))[:, None, :]
     which = torch.arange(count, device=x.device)[:, None, None]
-    padded = F.pad(x, (margin, margin, margin, margin)).movedim(1, -1)
+    padded = F.pad(x, (margin, margin, margin, margin), mode="replicate").movedim(1, -1)
     return padded[which, rows, columns].movedim(-1, 1)
 
 

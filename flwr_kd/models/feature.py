@@ -134,7 +134,7 @@ class SplitModel(nn.Module):
     predictor
         Maps features to logits ``[B, C]``; must end in a ``Linear``.
     feature_shape
-        Shape of one sample's features; may be left out until the model has seen data.
+        Shape of one sample's features, to be checked; a client finds it out where it is not given.
 
     Raises
     ------
@@ -161,7 +161,7 @@ class SplitModel(nn.Module):
             if not isinstance(part, nn.Module):
                 raise TypeError(f"{name} must be an nn.Module, got {_kind(part)}")
         self.num_classes = cast(int, as_feature_model(predictor).num_classes)
-        self.feature_shape = feature_shape
+        self.feature_shape = None if feature_shape is None else tuple(feature_shape)
         self.extractor = extractor
         self.predictor = predictor
 

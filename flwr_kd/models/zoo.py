@@ -156,7 +156,7 @@ def build_predictor(feature_shape: tuple[int, ...], *, num_classes: int, seed: i
     >>> build_predictor((16, 4, 4), num_classes=10, seed=0)(torch.zeros(2, 16, 4, 4)).shape
     torch.Size([2, 10])
     """
-    shape = _check_shape("a predictor", None, feature_shape)
+    shape = _check_shape("a predictor", None, feature_shape, "feature_shape")
     _check_int("num_classes", num_classes, 2)
     _check_int("seed", seed, 0, 2**63)
     with torch.device("cpu"), _DrawFrom(torch.Generator().manual_seed(seed)):
@@ -380,15 +380,17 @@ MODELS: tuple[str, ...] = tuple(sorted([*_BUILDERS, *_SPLIT]))
 """Names that `build_model` takes."""
 
 
-def _check_shape(name: str, smallest: int | None, shape: Sequence[int]) -> tuple[int, ...]:
+def _check_shape(
+    name: str, smallest: int | None, shape: Sequence[int], argument: str = "input_shape"
+) -> tuple[int, ...]:
     if isinstance(shape, str) or not isinstance(shape, Sequence):
-        raise TypeError(f"input_shape must be a tuple of ints, got {shape!r}")
+        raise TypeError(f"{argument} must be a tuple of ints, got {shape!r}")
     for size in shape:
         if isinstance(size, bool) or not isinstance(size, int):
-            raise TypeError(f"input_shape must be a tuple of ints, got {shape!r}")
+            raise TypeError(f"{argument} must be a tuple of ints, got {shape!r}")
     sizes = tuple(shape)
     if not sizes or min(sizes) < 1:
-        raise ValueError(f"input_shape must have at least one size and all at least 1, got {sizes}")
+        raise ValueError(f"{argument} must have at least one size and all at least 1, got {sizes}")
     if smallest is None:
         return sizes
     if len(sizes) != 3:

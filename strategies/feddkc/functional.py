@@ -17,6 +17,7 @@ __all__ = ["check_entropy", "check_kernel", "check_peak", "entropy_bits", "refin
 Kernel = Callable[[Tensor], Tensor]
 _BLOCK = 2**21  # logits at a time: bounds the memory, and is large enough to hide the calls' own cost
 _STEPS = 200
+_REACH = 20.0  # of ln(1/t)
 
 
 def refine_peak(
@@ -148,6 +149,7 @@ def entropy_bits(probabilities: Tensor) -> Tensor:
 
 def check_peak(peak: float, num_classes: int) -> None:
     """Raise ValueError, naming the range, if T is not in (1/C, 1) (equation 54)."""
+    _check_number(num_classes)
     if not 1 / num_classes < peak < 1:
         raise ValueError(
             f"peak must be in (1/C, 1) = ({1 / num_classes:g}, 1) for C = {num_classes} classes, got {peak}"
@@ -156,6 +158,7 @@ def check_peak(peak: float, num_classes: int) -> None:
 
 def check_entropy(entropy: float, num_classes: int) -> None:
     """Raise ValueError, naming the range, if E is not in (0, log2 C) (equation 32)."""
+    _check_number(num_classes)
     if not 0 < entropy < math.log2(num_classes):
         raise ValueError(
             f"entropy must be in (0, log2 C) = (0, {math.log2(num_classes):g}) bits for C = {num_classes} "
@@ -166,28 +169,44 @@ def check_entropy(entropy: float, num_classes: int) -> None:
 def check_kernel(kernel: Kernel) -> None:
     """Raise ValueError, naming the condition, if σ breaks one of section 5.1.
 
-    The conditions are checked at points in (0, 30]; v_i / (t v_m) is positive. Continuity cannot be checked so.
+    The conditions are checked at points in (0, e^20], where t is searched; v_i / (t v_m) is positive. Beyond 30 the
+    kernel may leave float64, as exp does. A power x^p is refused with the direct proportion, which is one: t
+    cancels in equation 10, so that it cannot be solved.
 
     >>> check_kernel(lambda x: x**2 + 1)
     >>> check_kernel(lambda x: 2 * x)
     Traceback (most recent call last):
-    ValueError: the kernel is a direct proportion, which leaves every t without effect (section 5.1)
+    ValueError: the kernel is a direct proportion or another power of x, on which t has no effect (section 5.1)
     """
-    points = torch.cat([torch.logspace(-6, -2, 41), torch.linspace(0.02, 30, 1500)]).double()
+    points = torch.cat([torch.logspace(-9, -2, 71), torch.linspace(0.02, 30, 1500)]).double()
+    points = torch.cat([points, torch.linspace(math.log(30.5), _REACH, 200).double().exp()])
     values = kernel(points)
     if not isinstance(values, Tensor) or values.shape != points.shape:
         raise ValueError("the kernel must return a tensor of its argument's shape: it works elementwise")
-    if not torch.isfinite(values).all():
+    finite = int(torch.isfinite(values).long().cumprod(0).sum())
+    if finite < 1571:
         raise ValueError("the kernel is not finite everywhere in (0, 30]")
-    slopes = values / points
-    if torch.allclose(slopes, slopes[:1], rtol=1e-6, atol=0.0):
+    points, values = points[:finite], values[:finite]
+    ratios = (kernel(2 * points) / values)[values != 0]
+    if torch.allclose(ratios, ratios[:1], rtol=1e-6, atol=0.0) and bool((values != values[0]).any()):
         raise ValueError(
-            "the kernel is a direct proportion, which leaves every t without effect (section 5.1)"
+            "the kernel is a direct proportion or another power of x, on which t has no effect (section 5.1)"
         )
     if (values.diff() < 0).any() or not values[-1] > values[0]:
         raise ValueError("the kernel is not monotonically increasing (section 5.1)")
     if not (values > 0).all():
         raise ValueError("the kernel is not consistently positive (section 5.1)")
+    # Within each interval the half with the larger step, again and again: a step that stays is a jump.
+    steps = values.diff()
+    low, high = points[:-1].clone(), points[1:].clone()
+    for _ in range(60):
+        middle = (low + high) / 2
+        at_low, at_middle, at_high = kernel(low), kernel(middle), kernel(high)
+        left = at_middle - at_low > at_high - at_middle
+        low, high = torch.where(left, low, middle), torch.where(left, middle, high)
+    jumps = (kernel(high) - kernel(low) > 1e-3 * steps) & (steps > 1e-9 * values[1:])
+    if jumps.any():
+        raise ValueError(f"the kernel is not continuous at {float(low[jumps][0]):g} (section 5.1)")
 
 
 def _by_kernel(ratios: Tensor, peak: float, kernel: Kernel, tolerance: float) -> tuple[Tensor, Tensor]:
@@ -200,7 +219,7 @@ def _by_kernel(ratios: Tensor, peak: float, kernel: Kernel, tolerance: float) ->
         return torch.where(torch.isfinite(share), peak - share, -1.0), None
 
     x = ratios.T.contiguous()
-    low, high = (torch.full_like(x[0], bound) for bound in (-20.0, 20.0))
+    low, high = (torch.full_like(x[0], bound) for bound in (-_REACH, _REACH))
     solvable = (residual(x, low)[0] > 0) & (residual(x, high)[0] < 0)
     point, found = _search(x, low, high, residual, tolerance / 2)
     values = kernel(x * point.exp())
@@ -308,6 +327,11 @@ def _check_logits(logits: Tensor) -> None:
         raise ValueError(f"logits must be floats [N, C] with C >= 2, got {logits.dtype} {list(logits.shape)}")
     if not torch.isfinite(logits).all():
         raise ValueError("logits must be finite")
+
+
+def _check_number(num_classes: int) -> None:
+    if num_classes < 2:
+        raise ValueError(f"there must be at least 2 classes, got {num_classes}")
 
 
 def _check_tolerance(tolerance: float) -> None:

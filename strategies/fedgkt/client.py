@@ -24,13 +24,13 @@ class FedGKTClient(KDClient):
     The model stays at the client. It is a pair ``(extractor, predictor)`` or a
     :class:`~flwr_kd.models.SplitModel`, whose features may have any shape; any other model is split before its
     last ``Linear``. All clients' features must have the shape that the server's predictor takes. For parameters
-    see :class:`flwr_kd.client.KDClient`.
+    see :class:`flwr_kd.client.KDClient`; ``knowledge_set`` must have the samples of ``train_set`` in its order.
 
     Raises
     ------
     DatasetError
         If samples cannot be told apart: the training loader has a sampler of its own, or ``knowledge_set`` has
-        another length than ``train_set``.
+        another length than ``train_set``; while training, if it has other labels.
     """
 
     config_class = FedGKTConfig
@@ -49,6 +49,8 @@ class FedGKTClient(KDClient):
                 f"knowledge_set must have the samples of train_set, got {len(self.knowledge_batches)} and "
                 f"{len(self.train_batches)}"
             )
+        # Those seen in training, by sample; to notice a knowledge_set in another order.
+        self._labels = torch.full((len(self.train_batches),), -1)
 
     def wrap(self, model: nn.Module | tuple[nn.Module, nn.Module]) -> nn.Module:
         """Keep a split model as it is, make one of a pair."""
@@ -61,6 +63,7 @@ class FedGKTClient(KDClient):
         beta, teacher = cast(FedGKTConfig, task.config).beta, self._teacher(task)
 
         def loss(x: Tensor, y: Tensor, rows: Tensor) -> Tensor:
+            self._labels[rows.cpu()] = y.cpu()
             return transfer_loss(self.model(x), y, None if teacher is None else teacher[rows], beta)
 
         return loss
@@ -69,6 +72,14 @@ class FedGKTClient(KDClient):
         """Return a row per training sample, taken in eval mode and without augmentation."""
         config = cast(FedGKTConfig, task.config)
         features, logits, labels = self.extract(config.batch_size)
+        if len(labels) != len(self._labels):
+            raise DatasetError(f"collate_fn returned {len(labels)} samples of {len(self._labels)}")
+        wrong = torch.nonzero((self._labels >= 0) & (self._labels != labels)).flatten()
+        if len(wrong):
+            raise DatasetError(
+                f"knowledge_set must have the samples of train_set in the same order; {len(wrong)} labels differ, "
+                f"the first at {int(wrong[0])}"
+            )
         if config.send_test_features and self.test_batches is not None and len(self.test_batches):
             test, _, test_labels = self.extract(config.batch_size, self.test_batches)
         else:

@@ -10,7 +10,8 @@ from flwr_kd.payload import Payload, PayloadError, array
 
 from .functional import check_index
 
-_LIMIT = 65504.0  # float16's largest
+LIMIT = 65504.0
+"""float16's largest number: of features, and of what the server's logits may be."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,9 +56,9 @@ class ClientFeatures(
         for name in ("features", "test_features"):
             values = getattr(self, name)
             largest = float(max(values.max(), -values.min())) if values.size else 0.0
-            if largest > _LIMIT:
+            if largest > LIMIT:
                 raise PayloadError(
-                    f"{self.schema}: field {name!r} must be within ±{_LIMIT:g}, got {largest:g}"
+                    f"{self.schema}: field {name!r} must be within ±{LIMIT:g}, got {largest:g}"
                 )
 
 
@@ -84,4 +85,4 @@ class ServerLogits(Payload, schema="fedgkt.server-logits", version=1, hint="fewe
 def pack_features(features: npt.NDArray[np.float32], dtype: str) -> npt.NDArray[Any]:
     """Return features ``[N, ...]`` as they travel, ``[N, D]``; float16 keeps to its range."""
     flat = features.reshape(len(features), int(np.prod(features.shape[1:])))
-    return flat if dtype == "float32" else np.clip(flat, -_LIMIT, _LIMIT).astype(np.float16)
+    return flat if dtype == "float32" else np.clip(flat, -LIMIT, LIMIT).astype(np.float16)

@@ -14,18 +14,20 @@ from torch import Tensor, nn
 
 from flwr_kd.batches import into_batches
 from flwr_kd.client import resolve_device
+from flwr_kd.config import ConfigError
 from flwr_kd.distillation import soft_targets
 from flwr_kd.models import build_predictor
 from flwr_kd.payload import Payload, PayloadError
 from flwr_kd.seeding import derive_seed, forked_global_rng, numpy_generator, torch_generator
 from flwr_kd.strategy import KDStrategy, NDArray, Node, Outgoing, Reply
 from flwr_kd.training import fit, make_optimizer
+from flwr_kd.wire import ArrayTemplate
 
 from .config import FedGKTConfig
 from .functional import in_sample_order, transfer_loss
-from .messages import ClientFeatures, ServerLogits
+from .messages import LIMIT, ClientFeatures, ServerLogits
 
-_LARGEST_DEFAULT = 2**20
+_LARGEST_DEFAULT = 2**17
 
 
 class FedGKT(KDStrategy):
@@ -39,8 +41,8 @@ class FedGKT(KDStrategy):
     config : FedGKTConfig, optional
         The hyper-parameters.
     server_model : nn.Module, optional
-        Maps features ``[B, ...]`` to logits ``[B, C]``; :func:`flwr_kd.models.build_predictor`'s for the first
-        client's features if None.
+        Maps features ``[B, ...]`` to logits ``[B, C]``; :func:`flwr_kd.models.build_predictor`'s for the clients'
+        features if None.
     device : str or torch.device
         Where it is trained; ``"auto"``: CUDA, else MPS, else CPU.
     **options
@@ -76,9 +78,14 @@ class FedGKT(KDStrategy):
         super().__init__(config, **options)
         self.device = resolve_device(device)
         self.server_model = server_model
-        self._given = None if server_model is None else _weights(server_model)
+        try:
+            self._given = None if server_model is None else _weights(server_model)
+        except (TypeError, ValueError, RuntimeError) as error:  # lazy layers, bfloat16
+            raise ConfigError(
+                f"server_model must have initialised weights of numpy's types: {error}"
+            ) from None
         self._restored: dict[str, NDArray] = {}
-        self._tried: dict[tuple[tuple[int, ...], int], str | None] = {}
+        self._tried: str | None = None
         self._trained = False
         self.logits: dict[int, NDArray] = {}
 
@@ -89,30 +96,26 @@ class FedGKT(KDStrategy):
         return soft_targets(logits, 1.0)
 
     def accept_node(self, node: Node) -> str | None:
-        """Refuse a client whose features or classes the server's predictor does not take."""
-        config = cast(FedGKTConfig, self.config)
-        size = node.num_examples * node.feature_dim * np.dtype(config.feature_dtype).itemsize
-        if not node.num_examples or size > self.max_payload_bytes:
+        """Refuse a client whose features or classes are not the others', or not the predictor's."""
+        shape, classes = self.common(lambda each: (each.feature_shape, each.num_classes), node)
+        if (node.feature_shape, node.num_classes) != (shape, classes):
             return (
-                f"{node.num_examples} samples of {node.feature_dim} features are {size / 1024**2:.1f} MiB, "
-                f"max_payload_bytes allows {self.max_payload_bytes / 1024**2:.1f}; {ClientFeatures.hint}"
+                f"{node.num_classes} classes and features {list(node.feature_shape)}, "
+                f"expected {classes} and {list(shape)}"
             )
-        if self._given is None:
-            first = next(iter(self._nodes.values()), node)
-            if (node.num_classes, node.feature_shape) != (first.num_classes, first.feature_shape):
-                return (
-                    f"{node.num_classes} classes and features {list(node.feature_shape)}, "
-                    f"expected {first.num_classes} and {list(first.feature_shape)}"
-                )
-            if max(node.feature_dim, node.num_classes) > _LARGEST_DEFAULT:
-                return (
-                    f"{node.feature_dim} features and {node.num_classes} classes need a server_model of yours"
-                )
-            return None
-        kind = (node.feature_shape, node.num_classes)
-        if kind not in self._tried:
-            self._tried[kind] = self._try(*kind)
-        return self._tried[kind]
+        if classes < 2 or not node.num_examples:
+            return f"{classes} classes and {node.num_examples} samples, expected at least 2 and 1"
+        size = self._payload_size(node)
+        if size > self.max_payload_bytes:
+            return (
+                f"what it would send has {size:,} bytes ({node.num_examples} samples, {node.feature_dim} features, "
+                f"{classes} classes), max_payload_bytes is {self.max_payload_bytes:,}; {ClientFeatures.hint}"
+            )
+        if self._given is None and max(node.feature_dim, classes) > _LARGEST_DEFAULT:
+            return f"{node.feature_dim} features and {classes} classes need a server_model of yours"
+        if self._tried is None:
+            self._tried = self._try(shape, classes)
+        return self._tried or None
 
     def configure_phase(
         self, phase: str, server_round: int, nodes: list[Node], arrays: ArrayRecord | None
@@ -133,10 +136,14 @@ class FedGKT(KDStrategy):
         return {"N": node.num_examples, "C": node.num_classes, "D": node.feature_dim}
 
     def check_reply(self, phase: str, reply: Reply) -> None:
-        """Refuse another number of rows than of samples."""
-        rows = len(cast(ClientFeatures, reply.payload).index)
+        """Refuse another number of rows than of samples, and test rows that were not asked for."""
+        message, config = cast(ClientFeatures, reply.payload), cast(FedGKTConfig, self.config)
+        rows, test = len(message.index), len(message.test_labels)
         if reply.num_examples != rows:
             raise PayloadError(f"{rows} rows of features from a client with {reply.num_examples} samples")
+        allowed = reply.node.num_test_examples if config.send_test_features else 0
+        if test > allowed:
+            raise PayloadError(f"{test} test rows, expected at most {allowed}")
 
     def aggregate_phase(
         self, phase: str, server_round: int, replies: list[Reply], arrays: ArrayRecord | None
@@ -154,13 +161,7 @@ class FedGKT(KDStrategy):
         groups = [[replies[i]] for i in order] if config.server_order == "client-by-client" else [replies]
         with forked_global_rng(seed, model, self.device):
             for number, group in enumerate(groups):
-                if not self._learn(group, server_round, torch_generator(seed, "rows", number)):
-                    self.stats.failures += len(group)
-                    continue
-                for reply in group:
-                    message = cast(ClientFeatures, reply.payload)
-                    logits = self._predict(message.features, reply.node)
-                    self.logits[reply.node.key] = in_sample_order(logits, message.index)
+                self._learn_from(group, server_round, torch_generator(seed, "rows", number))
         self._trained = True
         self.stats.server_accuracy = self._accuracy(replies)
         return None
@@ -182,11 +183,16 @@ class FedGKT(KDStrategy):
                 raise ValueError(f"{type(self).__name__} has no state named {name!r}")
             parts[part][rest] = value
         self.logits = {int(key): logits for key, logits in parts["logits"].items()}
-        self._restored, self._trained, self._tried = parts["server"], bool(state), {}
+        self._restored, self._trained, self._tried = parts["server"], bool(state), None
         if self._given is None:
             self.server_model = None
-        elif not state:
-            _load(cast(nn.Module, self.server_model), self._given)
+        else:
+            weights = parts["server"] if state else self._given
+            other = ArrayTemplate.of_ndarrays(self._given).difference(ArrayTemplate.of_ndarrays(weights))
+            if other is not None:
+                raise ConfigError(f"the checkpoint's predictor is not server_model: {other}")
+            _load(cast(nn.Module, self.server_model), weights)
+            self._restored = {}
 
     # ------------------------------------------------------------------ the server's model
 
@@ -202,22 +208,60 @@ class FedGKT(KDStrategy):
         return self.server_model.to(self.device)
 
     @torch.no_grad()
-    def _try(self, shape: tuple[int, ...], classes: int) -> str | None:
+    def _try(self, shape: tuple[int, ...], classes: int) -> str:
+        """Say why the predictor cannot be used for such features; nothing if it can."""
+        if self._given is None:
+            if self._restored:
+                made = build_predictor(shape, num_classes=classes, seed=0)
+                template = ArrayTemplate.of_ndarrays(_weights(made))
+                other = template.difference(ArrayTemplate.of_ndarrays(self._restored))
+                if other is not None:
+                    return f"the checkpoint's predictor is not for features {list(shape)}: {other}"
+            return ""
         model = cast(nn.Module, self.server_model)
         device = next((p.device for p in model.parameters()), torch.device("cpu"))
         try:
             found = list(model.eval()(torch.zeros(2, *shape, device=device)).shape)
         except Exception as error:  # whatever a user's module raises on a shape that it does not take
-            return f"server_model does not take features {list(shape)}: {str(error).splitlines()[0][:200]}"
+            reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
+            return f"server_model does not take features {list(shape)}: {reason}"
         if found != [2, classes]:
             return f"server_model makes {found} of 2 rows, expected [2, {classes}]"
-        return None
+        return ""
 
-    def _learn(self, replies: Sequence[Reply], server_round: int, generator: torch.Generator) -> bool:
-        """Train on the rows of some clients; take it back, and say so, where that leads beyond all numbers."""
+    def _payload_size(self, node: Node) -> int:
+        config = cast(FedGKTConfig, self.config)
+        row = node.feature_dim * np.dtype(config.feature_dtype).itemsize
+        test = node.num_test_examples * (row + 8) if config.send_test_features else 0
+        return node.num_examples * (row + 4 * node.num_classes + 16) + test
+
+    def _learn_from(self, group: Sequence[Reply], server_round: int, generator: torch.Generator) -> None:
+        """Train on some clients' rows and make their new logits.
+
+        Where that leads beyond all numbers, it is taken back, and tried again without the client whose features
+        are the largest; what it sent has no part in the round.
+        """
+        left = list(group)
+        while left:
+            before = {name: value.clone() for name, value in self._state().items()}
+            try:
+                self._train(left, server_round, generator)
+                found = [self._predict(cast(ClientFeatures, r.payload).features, r.node) for r in left]
+            except FloatingPointError as error:
+                cast(nn.Module, self.server_model).load_state_dict(before)
+                loudest = max(left, key=_loudness)
+                left.remove(loudest)
+                self.stats.failures += 1
+                log(WARNING, "the server's training on %s is taken back: %s", loudest.node, error)
+                continue
+            for reply, logits in zip(left, found, strict=True):
+                index = cast(ClientFeatures, reply.payload).index
+                self.logits[reply.node.key] = in_sample_order(logits, index)
+            return
+
+    def _train(self, replies: Sequence[Reply], server_round: int, generator: torch.Generator) -> None:
         model, config = cast(nn.Module, self.server_model), cast(FedGKTConfig, self.config)
         rows = _Rows(replies, [self.targets(torch.from_numpy(_logits(reply))) for reply in replies])
-        before = {name: value.clone() for name, value in model.state_dict().items()}
 
         def epoch() -> Iterator[tuple[Tensor, ...]]:
             order = torch.randperm(len(rows), generator=generator)
@@ -228,35 +272,47 @@ class FedGKT(KDStrategy):
             return transfer_loss(model(features), labels, teacher, config.beta)
 
         optimizer = make_optimizer(model, config, config.learning_rate_at(server_round))
-        try:
-            fit(model, optimizer, epoch, loss, epochs=config.server_epochs)
-            if not all(bool(torch.isfinite(value).all()) for value in model.state_dict().values()):
-                raise FloatingPointError("weights that are not finite: try a smaller learning-rate")
-        except FloatingPointError as error:
-            model.load_state_dict(before)
-            model.eval()
-            names = ", ".join(str(reply.node) for reply in replies)
-            log(WARNING, "the server's training on %s is taken back: %s", names, error)
-            return False
-        return True
+        fit(model, optimizer, epoch, loss, epochs=config.server_epochs)
+        if not all(bool(torch.isfinite(value).all()) for value in self._state().values()):
+            raise FloatingPointError("weights that are not finite")
+
+    def _state(self) -> Mapping[str, Tensor]:
+        return cast(nn.Module, self.server_model).state_dict()
 
     @torch.no_grad()
     def _predict(self, features: NDArray, node: Node) -> NDArray:
-        """Return the predictor's logits ``[N, C]`` of features ``[N, D]``, in eval mode."""
+        """Return the predictor's logits ``[N, C]`` of features ``[N, D]``, in eval mode.
+
+        Raises
+        ------
+        FloatingPointError
+            If one is beyond all use; a client would be taught by it.
+        """
         model = cast(nn.Module, self.server_model).eval()
         size = max(cast(FedGKTConfig, self.config).batch_size, 256)
         parts = [features[i : i + size].astype(np.float32) for i in range(0, len(features), size)]
         tensors = (torch.from_numpy(part).reshape(-1, *node.feature_shape).to(self.device) for part in parts)
-        return torch.cat([model(tensor).float().cpu() for tensor in tensors]).numpy()
+        logits: NDArray = torch.cat([model(tensor).float().cpu() for tensor in tensors]).numpy()
+        largest = float(np.abs(logits).max(initial=0.0))
+        if not largest <= LIMIT:
+            raise FloatingPointError(f"logits up to {largest:g}, beyond ±{LIMIT:g}")
+        return logits
 
     def _accuracy(self, replies: Sequence[Reply]) -> float | None:
         """Return the mean over clients of the predictor's accuracy on their test features, if they sent any."""
         found = []
         for reply in replies:
             message = cast(ClientFeatures, reply.payload)
-            if len(message.test_labels):
+            if not len(message.test_labels):
+                continue
+            try:
                 predicted = self._predict(message.test_features, reply.node).argmax(axis=1)
-                found.append(float((predicted == message.test_labels).mean()))
+            except FloatingPointError as error:
+                log(
+                    WARNING, "the server's accuracy on the test rows of %s is left out: %s", reply.node, error
+                )
+                continue
+            found.append(float((predicted == message.test_labels).mean()))
         return float(np.mean(found)) if found else None
 
 
@@ -283,6 +339,11 @@ class _Rows:
             mine = owner == number
             out[mine] = self.features[number][chosen[mine] - self.starts[number]]
         return torch.from_numpy(out).reshape(-1, *self.shape), self.labels[rows], self.teachers[rows]
+
+
+def _loudness(reply: Reply) -> float:
+    features = cast(ClientFeatures, reply.payload).features
+    return float(max(features.max(initial=0), -features.min(initial=0)))
 
 
 def _logits(reply: Reply) -> NDArray:

@@ -33,13 +33,10 @@ class FedProto(KDStrategy):
     """The global prototypes; None before the first answers."""
 
     def accept_node(self, node: Node) -> str | None:
-        """Refuse a client with another number of classes or features than the first."""
-        first = next(iter(self._nodes.values()), node)
-        if (node.num_classes, node.feature_dim) != (first.num_classes, first.feature_dim):
-            return (
-                f"{node.num_classes} classes and {node.feature_dim} features, "
-                f"expected {first.num_classes} and {first.feature_dim}"
-            )
+        """Refuse a client with another number of classes or features than the others."""
+        classes, features = self.common(lambda each: (each.num_classes, each.feature_dim), node)
+        if (node.num_classes, node.feature_dim) != (classes, features):
+            return f"{node.num_classes} classes and {node.feature_dim} features, expected {classes} and {features}"
         return None
 
     def configure_phase(

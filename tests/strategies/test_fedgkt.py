@@ -18,7 +18,7 @@ from flwr_kd.batches import DatasetError
 from flwr_kd.client import Task
 from flwr_kd.config import ConfigError
 from flwr_kd.inline import Fault, InlineGrid
-from flwr_kd.models import SplitModel, build_model, count_parameters
+from flwr_kd.models import SplitModel, build_model, build_predictor, count_parameters
 from flwr_kd.payload import PayloadError
 from flwr_kd.strategies.feddkc import FedDKC, FedDKCClient, FedDKCConfig, refine_entropy, refine_peak
 from flwr_kd.strategies.fedgkt import (
@@ -469,6 +469,33 @@ def test_float16_halves_the_features_and_changes_little() -> None:
 
 
 @pytest.mark.parametrize("order", ["pooled", "client-by-client"])
+@pytest.mark.parametrize("kind", [FedGKT, FedDKC])
+def test_one_client_cannot_teach_the_others_nonsense(
+    kind: type[FedGKT], order: str, flower_log: list[str]
+) -> None:
+    """Features at the edge of what is allowed lead the default predictor beyond all use, not beyond numbers."""
+
+    class Loud(FedGKTClient):
+        config_class = FedDKCConfig if kind is FedDKC else FedGKTConfig
+
+        def knowledge(self, task: Task) -> ClientFeatures:
+            sent = super().knowledge(task)
+            if self.context.node_config["partition-id"] == 1:
+                noise = np.random.default_rng(0).choice([-6.5e4, 6.5e4], size=sent.features.shape)
+                object.__setattr__(sent, "features", noise.astype(np.float32))
+            return sent
+
+    strategy = kind(server_order=order, **QUICK)
+    result = start(strategy, lambda i, c: Loud(pair(i), samples(i), context=c, device="cpu"), rounds=4)
+    assert [r.participants for r in result.rounds] == [4] * 4
+    assert {0, 2, 3} <= set(strategy.logits)
+    for logits in strategy.logits.values():
+        assert np.abs(logits).max() <= 65504
+    blamed = {line.split("(partition ")[1][0] for line in flower_log if "is taken back" in line}
+    assert blamed == {"1"}
+
+
+@pytest.mark.parametrize("order", ["pooled", "client-by-client"])
 def test_training_beyond_all_numbers_is_taken_back(order: str, flower_log: list[str]) -> None:
     class Loud(FedGKTClient):
         def knowledge(self, task: Task) -> ClientFeatures:
@@ -492,9 +519,8 @@ def test_training_beyond_all_numbers_is_taken_back(order: str, flower_log: list[
 
     strategy = FedGKT(server_model=Fragile(), server_order=order, learning_rate=0.01, **QUICK)
     result = start(strategy, lambda i, c: Loud(pair(i), samples(i), context=c, device="cpu"), rounds=1)
-    lost = [1] if order == "client-by-client" else [0, 1, 2, 3]
-    assert result.rounds[0].failures == len(lost)
-    assert sorted(strategy.logits) == [i for i in range(CLIENTS) if i not in lost]
+    assert result.rounds[0].failures == 1
+    assert sorted(strategy.logits) == [0, 2, 3]
     assert all(np.isfinite(value).all() for value in strategy.state_arrays().values())
     assert any("is taken back" in line and "partition 1" in line for line in flower_log)
 
@@ -515,6 +541,28 @@ def test_the_server_goes_on_where_it_was(tmp_path: Path) -> None:
         assert torch.equal(restored.eval()(x), first.server_model.eval()(x))
     with pytest.raises(ValueError, match="no state named 'prototypes'"):
         second.load_state_arrays({"prototypes": np.zeros(1)})
+
+
+def test_a_checkpoint_of_another_predictor_is_refused_before_round_1(tmp_path: Path) -> None:
+    options = {**QUICK, "checkpoint_dir": tmp_path}
+    start(FedGKT(**options), rounds=1)
+
+    def wider(index: int, context: Context) -> FedGKTClient:
+        model = (nn.Linear(FEATURES, 7), nn.Linear(7, CLASSES))
+        return FedGKTClient(model, samples(index), context=context, device="cpu")
+
+    with pytest.raises(HandshakeError, match=r"the checkpoint's predictor is not for features \[7\]: array"):
+        start(FedGKT(resume=True, **options), wider)
+    with pytest.raises(ConfigError, match="the checkpoint's predictor is not server_model: arrays missing"):
+        start(FedGKT(resume=True, server_model=nn.Linear(FEATURES, CLASSES), **options))
+
+
+def test_a_given_model_is_restored_at_once(tmp_path: Path) -> None:
+    options = {**QUICK, "checkpoint_dir": tmp_path, "learning_rate": 0.1}
+    first, second = nn.Linear(FEATURES, CLASSES), nn.Linear(FEATURES, CLASSES)
+    start(FedGKT(server_model=first, **options), rounds=2)
+    start(FedGKT(server_model=second, resume=True, **options), rounds=2)
+    assert torch.equal(first.weight, second.weight)
 
 
 def test_a_given_model_begins_anew_with_each_start() -> None:
@@ -548,8 +596,69 @@ def test_other_features_or_classes_are_refused() -> None:
 
     with pytest.raises(HandshakeError, match=r"3 classes and features \[7\], expected 3 and \[5\]"):
         start(FedGKT(**QUICK), make)
-    with pytest.raises(HandshakeError, match=r"3 clients fit, 4 are needed.*does not take features \[7\]"):
-        start(FedGKT(server_model=nn.Linear(FEATURES, CLASSES), **QUICK), make)
+    with pytest.raises(HandshakeError, match=r"0 clients fit, 4 are needed.*does not take features \[5\]"):
+        start(FedGKT(server_model=nn.Linear(7, CLASSES), **QUICK), make)
+
+
+def test_one_shape_of_features_is_taken_also_where_the_model_takes_several() -> None:
+    def make(index: int, context: Context) -> FedGKTClient:
+        side = 2 if index == 2 else 4
+        data = TensorDataset(torch.randn(6, 16, side, side), torch.arange(6) % CLASSES)
+        head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, CLASSES))
+        return FedGKTClient((nn.Identity(), head), data, context=context, device="cpu")
+
+    with pytest.raises(HandshakeError, match=r"features \[16, 2, 2\], expected 3 and \[16, 4, 4\]"):
+        start(FedGKT(server_model=build_predictor((16, 4, 4), num_classes=CLASSES, seed=0), **QUICK), make)
+
+
+def test_a_model_that_fails_without_a_word_is_told() -> None:
+    class Mute(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            raise AssertionError
+
+    with pytest.raises(HandshakeError, match=r"does not take features \[5\]: AssertionError"):
+        start(FedGKT(server_model=Mute(FEATURES, CLASSES), **QUICK))
+    with pytest.raises(ConfigError, match="server_model must have initialised weights"):
+        FedGKT(server_model=nn.LazyLinear(CLASSES))
+
+
+@pytest.mark.parametrize("kind", [FedGKT, FedDKC])
+@pytest.mark.parametrize("classes", [0, 1, 2**40])
+@pytest.mark.parametrize("liars", [{0}, {0, 1, 2, 3}])
+def test_a_client_with_an_impossible_number_of_classes_is_refused(
+    kind: type[FedGKT], classes: int, liars: set[int]
+) -> None:
+    class Liar(FedGKTClient):
+        def properties(self) -> dict[str, Any]:
+            return {"num-classes": classes} if self.context.node_config["partition-id"] in liars else {}
+
+    with pytest.raises(HandshakeError, match=f"{CLIENTS - len(liars)} clients fit, .*{classes} classes"):
+        start(kind(**QUICK), lambda i, c: Liar(pair(i), samples(i), context=c, device="cpu"))
+
+
+def test_test_rows_that_were_not_asked_for_are_dropped(flower_log: list[str]) -> None:
+    class Eager(FedGKTClient):
+        def knowledge(self, task: Task) -> ClientFeatures:
+            sent = super().knowledge(task)
+            if self.context.node_config["partition-id"] != 2:
+                return sent
+            values = {name: getattr(sent, name) for name in ("index", "features", "logits", "labels")}
+            return ClientFeatures(**values, test_features=sent.features[:1], test_labels=sent.labels[:1])
+
+    result = start(
+        FedGKT(**QUICK), lambda i, c: Eager(pair(i), samples(i), context=c, device="cpu"), rounds=1
+    )
+    assert (result.rounds[0].participants, result.rounds[0].server_accuracy) == (3, None)
+    assert any("1 test rows, expected at most 0" in line for line in flower_log)
+
+
+def test_a_knowledge_set_in_another_order_is_noticed() -> None:
+    x, y = samples(0).tensors
+    client = lone_client(knowledge_set=TensorDataset(x.flip(0), y.flip(0)))
+    config = FedGKTConfig()
+    client.train(task(config), client.objective(task(config)), rows=True)
+    with pytest.raises(DatasetError, match=r"in the same order; \d+ labels differ, the first at 0"):
+        client.knowledge(task(config))
 
 
 def test_a_server_model_with_other_classes_is_refused() -> None:
@@ -558,8 +667,15 @@ def test_a_server_model_with_other_classes_is_refused() -> None:
 
 
 def test_features_that_are_too_large_to_send_are_refused_before_training() -> None:
-    with pytest.raises(HandshakeError, match=r"20 samples of 5 features .*feature-dtype=float16"):
+    text = r"what it would send has 960 bytes \(20 samples, 5 features, 3 classes\), .*feature-dtype=float16"
+    with pytest.raises(HandshakeError, match=text):
         start(FedGKT(max_payload_bytes=300, **QUICK))
+    # 20 rows of features, logits, index and label, and with them 6 of the test data
+    start(FedGKT(max_payload_bytes=960, **QUICK), rounds=1)
+    with pytest.raises(HandshakeError, match="has 1,128 bytes"):
+        start(FedGKT(max_payload_bytes=960, send_test_features=True, **QUICK))
+    result = start(FedGKT(max_payload_bytes=1128, send_test_features=True, **QUICK), rounds=1)
+    assert result.rounds[0].participants == CLIENTS
 
 
 @pytest.mark.parametrize(
@@ -593,6 +709,31 @@ def test_a_target_out_of_range_is_refused_before_round_1(settings: dict[str, Any
 def test_only_the_target_in_use_is_checked() -> None:
     FedDKCConfig(refinement="skr", target_peak=0.1, target_entropy=0.5).check_classes(2)
     FedDKCConfig(refinement="kkr", target_entropy=5.0, target_peak=0.6).check_classes(2)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "condition"),
+    [
+        (lambda x: x**2, "another power of x"),
+        (lambda x: 3 * x**0.5, "another power of x"),
+        (lambda x: (x > 1).double() + 1, "not continuous at 1 "),
+        (lambda x: x + 1 + (x > 7) * 0.5, "not continuous at 7 "),
+        (lambda x: torch.where(x > 40, 81 - x, x + 1), "not monotonically increasing"),
+        (lambda x: torch.where(x > 3, torch.inf, x), r"not finite everywhere in \(0, 30\]"),
+        (lambda x: x.sum(), "tensor of its argument's shape"),
+    ],
+)
+def test_a_kernel_that_breaks_a_condition_is_refused(kernel: Any, condition: str) -> None:
+    with pytest.raises(ConfigError, match=condition):
+        FedDKC(kernel=kernel)
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [torch.exp, torch.sigmoid, lambda x: x**2 + 1, lambda x: 3 * x + 0.01, lambda x: torch.log1p(x) + 1],
+)
+def test_a_kernel_that_keeps_the_conditions_is_taken(kernel: Any) -> None:
+    FedDKC(kernel=kernel)
 
 
 def test_a_kernel_is_checked_at_construction() -> None:
