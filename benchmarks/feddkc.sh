@@ -1,23 +1,38 @@
 #!/usr/bin/env bash
 # The tables on FedDKC's page: FedGKT, KKR and SKR, each with both orders at the server, on digits and on 2,000 images
-# of Fashion-MNIST padded to 32×32; 5 clients with ResNet2/4/6/10/12, 3 seeds, two degrees of heterogeneity.
-# Usage: benchmarks/feddkc.sh [OUT] [DATASET ...]     (about an hour and a half on 2 cores, one data set on each)
+# of Fashion-MNIST padded to 32×32; 5 clients with ResNet2/4/6/10/12, 3 seeds, two degrees of heterogeneity. On digits
+# also each client alone (beta=0: nobody learns from the other side) and features in float16.
+# Usage: benchmarks/feddkc.sh [OUT] [DATASET ...]     (an hour and a half on 2 cores, with one data set on each)
 set -euo pipefail
 out=${1:-runs/feddkc}
 shift || true
-declare -A settings=(
-  [digits]="--rounds 20 --set local-epochs=3 --set server-epochs=3"
-  [fashion-mnist]="--rounds 10 --set local-epochs=1 --set server-epochs=1 --limit 2000 --image-size 32"
-)
-for dataset in "${@:-digits fashion-mnist}"; do
-  for name in $dataset; do
-    for alpha in 0.1 0.5; do
-      for order in pooled client-by-client; do
-        # shellcheck disable=SC2086
-        flwr-kd compare fedgkt feddkc-kkr feddkc-skr --dataset "$name" --partition "dirichlet:$alpha" --clients 5 \
-          --seeds 0,1,2 --backend inline --workers 1 --set batch-size=64 --set "server-order=$order" \
-          ${settings[$name]} --out "$out/$name-alpha-$alpha-$order" --force
-      done
+[ $# -gt 0 ] || set -- digits fashion-mnist
+
+run() { # NAME METHODS... -- OPTIONS...
+  local name=$1 methods=()
+  shift
+  while [ "$1" != -- ]; do methods+=("$1") && shift; done
+  shift
+  flwr-kd compare "${methods[@]}" --clients 5 --seeds 0,1,2 --backend inline --workers 1 --set batch-size=64 "$@" \
+    --out "$out/$name" --force
+}
+
+for dataset in "$@"; do
+  case $dataset in
+    digits) common=(--dataset digits --rounds 20 --set local-epochs=3 --set server-epochs=3) ;;
+    *) common=(--dataset "$dataset" --rounds 10 --limit 2000 --image-size 32) ;;
+  esac
+  for alpha in 0.1 0.5; do
+    here=("${common[@]}" --partition "dirichlet:$alpha")
+    for order in pooled client-by-client; do
+      run "$dataset-alpha-$alpha-$order" fedgkt feddkc-kkr feddkc-skr -- "${here[@]}" --set "server-order=$order"
     done
+    if [ "$dataset" = digits ]; then
+      run "$dataset-alpha-$alpha-alone" fedgkt -- "${here[@]}" --set beta=0
+    fi
   done
+  if [ "$dataset" = digits ]; then
+    run digits-alpha-0.1-float16 fedgkt feddkc-kkr feddkc-skr -- "${common[@]}" --partition dirichlet:0.1 \
+      --set server-order=pooled --set feature-dtype=float16
+  fi
 done
