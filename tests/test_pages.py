@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Iterator
@@ -169,6 +170,50 @@ def test_results_on_the_page_are_those_of_the_benchmark() -> None:
             method = re.sub(r" \(.*\)", "", cells[0])
             shown[method, "0.1"], shown[method, "0.5"] = cells[1:3], cells[3:5]
     assert shown == measured
+
+
+def test_feddkcs_results_on_the_page_are_those_of_the_benchmark() -> None:
+    orders = {
+        "pooled": "pooled",
+        "client-by-client": "client by client",
+        "alone": "alone (`beta=0`)",
+        "float16": "pooled, float16",
+    }
+    measured, clients = {}, {}
+    for path in (ROOT / "benchmarks" / "results").glob("feddkc-*.json"):
+        found = results.load(path)
+        dataset, alpha, order = re.fullmatch(r"feddkc-(.+)-alpha-([\d.]+)-(.+)", path.stem).groups()  # type: ignore[union-attr]
+        for row in found.summary():
+            key = (dataset, alpha, orders[order], f"`{row['method']}`")
+            measured[key] = [
+                f"{100 * row[kind]['mean']:.2f} ± {100 * row[kind]['std']:.2f}"
+                for kind in ("local_accuracy", "local_top5", "server_accuracy")
+            ]
+            last = [run.rounds[-1].clients for run in found.by_method()[row["method"]]]
+            clients[key] = [
+                f"{100 * sum(each[str(i)]['local_accuracy'] for each in last) / len(last):.2f}"  # type: ignore[misc]
+                for i in range(5)
+            ]
+    table = [
+        cells for cells in rows(section(folder("feddkc-kkr") / "README.md", "Results")) if len(cells) > 3
+    ]
+    assert len(measured) > 20
+    assert {tuple(cells[:4]): cells[4:] for cells in table if len(cells) == 7} == measured
+    assert {tuple(cells[:4]): cells[4:] for cells in table if len(cells) == 9} == clients
+
+
+def test_the_speed_of_refinement_on_the_page_is_that_of_the_benchmark() -> None:
+    found = json.loads((ROOT / "benchmarks" / "results" / "refine.json").read_text(encoding="utf-8"))
+    shown = {
+        tuple(cells[:1]): cells[1:]
+        for cells in rows(section(folder("feddkc-kkr") / "README.md", "Equations"))
+    }
+    for each in found["speed"]:
+        key = (f"{each['rows']:,} × {each['classes']}",)
+        assert shown[key] == [
+            f"{each[kind]:,}"
+            for kind in ("kkr_rows_per_second", "skr_rows_per_second", "loop_rows_per_second")
+        ] + [str(each["skr_over_loop"])]
 
 
 def test_the_privacy_budget_on_the_page() -> None:

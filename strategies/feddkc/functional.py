@@ -77,8 +77,10 @@ def refine_peak(
     check_peak(peak, logits.shape[1])
     _check_tolerance(tolerance)
     ratios = torch.expm1(_below_maximum(logits.double()))  # v_i / v_m - 1
+    total = ratios.sum(dim=1, keepdim=True)
     if kernel is None:
-        below = ratios / ratios.mean(dim=1, keepdim=True)
+        # The sum before the mean: of the smallest numbers, the mean may be 0.
+        below = ratios / total * logits.shape[1]
         refined = peak - (peak - 1 / logits.shape[1]) * below
         broken = (refined < -1e-12).any(dim=1)
         refined = refined.clamp_min(0.0)
@@ -86,8 +88,7 @@ def refine_peak(
         check_kernel(kernel)
         refined, broken = _by_kernel(ratios + 1, peak, kernel, tolerance)
     refined = torch.where(broken[:, None], _rectified(ratios == 0, peak), refined)
-    uniform = ratios.mean(dim=1, keepdim=True) == 0
-    return torch.where(uniform, 1 / logits.shape[1], refined).to(_result_dtype(logits))
+    return torch.where(total == 0, 1 / logits.shape[1], refined).to(_result_dtype(logits))
 
 
 def refine_entropy(logits: Tensor, entropy: float, *, tolerance: float = 1e-3) -> Tensor:
@@ -169,8 +170,8 @@ def check_entropy(entropy: float, num_classes: int) -> None:
 def check_kernel(kernel: Kernel) -> None:
     """Raise ValueError, naming the condition, if σ breaks one of section 5.1.
 
-    The conditions are checked at points in (0, e^20], where t is searched; v_i / (t v_m) is positive. Beyond 30 the
-    kernel may leave float64, as exp does. A power x^p is refused with the direct proportion, which is one: t
+    The conditions are checked at points in (0, e^20], where t is searched; v_i / (t v_m) is positive. Beyond 10 the
+    kernel may leave float64, as exp does at 709. A power x^p is refused with the direct proportion, which is one: t
     cancels in equation 10, so that it cannot be solved.
 
     >>> check_kernel(lambda x: x**2 + 1)
@@ -184,8 +185,8 @@ def check_kernel(kernel: Kernel) -> None:
     if not isinstance(values, Tensor) or values.shape != points.shape:
         raise ValueError("the kernel must return a tensor of its argument's shape: it works elementwise")
     finite = int(torch.isfinite(values).long().cumprod(0).sum())
-    if finite < 1571:
-        raise ValueError("the kernel is not finite everywhere in (0, 30]")
+    if finite < int((points <= 10).sum()):
+        raise ValueError("the kernel is not finite everywhere in (0, 10]")
     points, values = points[:finite], values[:finite]
     ratios = (kernel(2 * points) / values)[values != 0]
     if torch.allclose(ratios, ratios[:1], rtol=1e-6, atol=0.0) and bool((values != values[0]).any()):
@@ -218,9 +219,15 @@ def _by_kernel(ratios: Tensor, peak: float, kernel: Kernel, tolerance: float) ->
         # Beyond float64 (a convex kernel at a large argument): the root, if any, is at a smaller one.
         return torch.where(torch.isfinite(share), peak - share, -1.0), None
 
+    # The peak need not be monotone in t (a kernel that saturates): the first change of sign brackets the root.
     x = ratios.T.contiguous()
-    low, high = (torch.full_like(x[0], bound) for bound in (-_REACH, _REACH))
-    solvable = (residual(x, low)[0] > 0) & (residual(x, high)[0] < 0)
+    low, high = torch.full_like(x[0], -_REACH), torch.full_like(x[0], _REACH)
+    solvable, below = torch.zeros_like(low, dtype=torch.bool), residual(x, low)[0] > 0
+    for bound in torch.linspace(-_REACH, _REACH, 81)[1:].tolist():
+        above = residual(x, torch.full_like(low, bound))[0] < 0
+        crosses = below & above & ~solvable
+        low, high = torch.where(crosses, bound - _REACH / 40, low), torch.where(crosses, bound, high)
+        solvable, below = solvable | crosses, ~above
     point, found = _search(x, low, high, residual, tolerance / 2)
     values = kernel(x * point.exp())
     return (values / values.sum(dim=0)).T, ~(solvable & found)
@@ -253,9 +260,10 @@ def _by_entropy(logits: Tensor, entropy: float, tolerance: float) -> Tensor:
 
     columns = x.T.contiguous()
     point, _ = _search(columns, low, high, residual, tolerance / 2 * math.log(2))
-    refined = torch.softmax((columns * point.exp()).T, dim=1)
+    # In float64: a softmax of a thousand terms in float32 may sum to 1 - 5e-6.
+    refined = torch.softmax((columns.double() * point.double().exp()).T, dim=1)
     if not bool(reachable.all()):
-        refined = torch.where(reachable[:, None], refined, (x == 0) / ties[:, None])
+        refined = torch.where(reachable[:, None], refined, (x == 0) / ties[:, None].double())
     return refined.to(_result_dtype(logits))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -114,32 +115,33 @@ class SuperLink:
         except (urllib.error.URLError, ConnectionError, TimeoutError):
             return False
 
-    def flwr(self, *arguments: str) -> dict[str, Any]:
+    def flwr(self, *arguments: str, timeout: float = 60) -> str:
         done = subprocess.run(
-            [PROGRAMS / "flwr", *arguments, "--format", "json"],
+            [PROGRAMS / "flwr", *arguments],
             env=self.environment,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=timeout,
             check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr
-        found = json.loads(done.stdout)
-        assert isinstance(found, dict)
-        return found
+        return done.stdout
 
     def run(self, app: Path, clients: int, run_config: str) -> None:
         """Run an app to its end, one CPU per client."""
         federation = f"num-supernodes={clients} client-resources-num-cpus=1 init-args-num-cpus=2"
-        started = self.flwr("run", str(app), "--federation-config", federation, "--run-config", run_config)
+        settings = ("--federation-config", federation, "--run-config", run_config)
+        printed = self.flwr("run", str(app), "--stream", *settings, timeout=300)
+        started = re.search(r"started run (\d+)", printed)
+        assert started, printed
 
-        def finished() -> str | None:
-            (found,) = self.flwr("ls", "--run-id", started["run-id"])["runs"]
+        # The exit status is 0 however the run ended, and the stream may end before the run is entered as ended.
+        def ended() -> str | None:
+            (found,) = json.loads(self.flwr("ls", "--run-id", started[1], "--format", "json"))["runs"]
             status = str(found["status"])
             return status if status.startswith("finished") else None
 
-        ended = wait_for(finished, "the run's end", 240, pause=3)
-        assert ended == "finished:completed", self.log.read_text()[-5000:]
+        assert wait_for(ended, "the run's end", 60, pause=2) == "finished:completed", printed[-5000:]
 
     def stop(self) -> None:
         """End everything that was started, and check that nothing is left."""

@@ -502,13 +502,18 @@ class TestRefineEntropy:
             _assert_close(row, np.array(expected), 1e-6)
 
     @all_dtypes
-    @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e4])
-    def test_one_hot_by_hand(self, dtype: torch.dtype, scale: float) -> None:
-        # The others are equal at every θ, so the entropy of (0.7, 0.1, 0.1, 0.1) has that row alone.
-        bits = oracle.entropy([0.7, 0.1, 0.1, 0.1])
-        refined = refine_entropy(scale * torch.eye(4, dtype=dtype), bits, tolerance=1e-8)
-        for i, row in enumerate(_rows(refined)):
-            _assert_close(row, np.where(np.arange(4) == i, 0.7, 0.1), 1e-6)
+    @pytest.mark.parametrize("p", [0.55, 0.9])
+    @pytest.mark.parametrize("classes", [2, 4, 1000])
+    def test_one_hot_by_hand(self, dtype: torch.dtype, p: float, classes: int) -> None:
+        # The others are equal at every θ, so only (p, (1 - p) / (C - 1), ...) has its entropy, at any scale.
+        rest = (1 - p) / (classes - 1)
+        rows = torch.eye(classes)[torch.tensor([0, 1, classes - 1])]
+        logits = (rows * torch.tensor([[1e-3], [1.0], [1e4]])).to(dtype)
+        bits = oracle.entropy([p] + [rest] * (classes - 1))
+        refined = refine_entropy(logits, bits, tolerance=1e-8)
+        _assert_probabilities(refined, logits)
+        for row, hot in zip(_rows(refined), _rows(rows), strict=True):
+            _assert_close(row, np.where(np.array(hot) == 1, p, rest), 1e-6)
 
     @repeatable
     @given(
@@ -585,6 +590,13 @@ class TestRefineEntropy:
         refined = refine_entropy(logits, bits, tolerance=1e-9)
         for row, u in zip(_rows(refined), _rows(logits), strict=True):
             _assert_close(row, oracle.refine_entropy(u, bits), 1e-6)
+
+    @all_dtypes
+    @pytest.mark.parametrize("fraction", [0.25, 0.5, 0.9])
+    def test_a_thousand_classes_at_the_default_tolerance(self, dtype: torch.dtype, fraction: float) -> None:
+        # A softmax in float32 is too coarse for this: its terms may sum to 1 - 5e-6.
+        logits = torch.eye(1000, dtype=dtype)[:2]
+        _assert_probabilities(refine_entropy(logits, _bits(fraction, 1000)), logits)
 
     @all_dtypes
     def test_no_rows(self, dtype: torch.dtype) -> None:

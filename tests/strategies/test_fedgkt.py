@@ -711,6 +711,17 @@ def test_only_the_target_in_use_is_checked() -> None:
     FedDKCConfig(refinement="kkr", target_entropy=5.0, target_peak=0.6).check_classes(2)
 
 
+def test_a_kernel_that_saturates_is_solved_where_it_can_be() -> None:
+    """The peak then rises and falls again with 1/t; equation 9's row, by hand with brentq."""
+    refined = refine_peak(torch.tensor([[2.0, 0, -1]], dtype=torch.float64), 0.36, kernel=torch.sigmoid)
+    np.testing.assert_allclose(refined[0], [0.36, 0.3219, 0.3181], atol=5e-5)
+
+
+def test_the_smallest_differences_give_probabilities() -> None:
+    refined = refine_peak(torch.tensor([[5e-324, 0, 0]], dtype=torch.float64), 0.6)
+    np.testing.assert_allclose(refined[0], [0.6, 0.2, 0.2])
+
+
 @pytest.mark.parametrize(
     ("kernel", "condition"),
     [
@@ -719,7 +730,7 @@ def test_only_the_target_in_use_is_checked() -> None:
         (lambda x: (x > 1).double() + 1, "not continuous at 1 "),
         (lambda x: x + 1 + (x > 7) * 0.5, "not continuous at 7 "),
         (lambda x: torch.where(x > 40, 81 - x, x + 1), "not monotonically increasing"),
-        (lambda x: torch.where(x > 3, torch.inf, x), r"not finite everywhere in \(0, 30\]"),
+        (lambda x: torch.where(x > 3, torch.inf, x), r"not finite everywhere in \(0, 10\]"),
         (lambda x: x.sum(), "tensor of its argument's shape"),
     ],
 )
@@ -730,7 +741,14 @@ def test_a_kernel_that_breaks_a_condition_is_refused(kernel: Any, condition: str
 
 @pytest.mark.parametrize(
     "kernel",
-    [torch.exp, torch.sigmoid, lambda x: x**2 + 1, lambda x: 3 * x + 0.01, lambda x: torch.log1p(x) + 1],
+    [
+        torch.exp,
+        lambda x: torch.exp(x**2),
+        torch.sigmoid,
+        lambda x: x**2 + 1,
+        lambda x: 3 * x + 0.01,
+        lambda x: torch.log1p(x) + 1,
+    ],
 )
 def test_a_kernel_that_keeps_the_conditions_is_taken(kernel: Any) -> None:
     FedDKC(kernel=kernel)
