@@ -28,6 +28,7 @@ _PANELS = (
     ("local_accuracy", "local accuracy", "clients' own models, own test splits"),
     ("global_accuracy", "global accuracy", "aggregated model, common test set"),
 )
+_SERVER = ("server_accuracy", "server accuracy", "server's own model, clients' test splits")
 
 
 def plot(comparison: Comparison, path: Path) -> Path:
@@ -62,6 +63,8 @@ def plot(comparison: Comparison, path: Path) -> Path:
 
 def figure(comparison: Comparison) -> Figure:
     """Draw local and global accuracy over rounds, one line per method.
+
+    Where no method has a global model, and a server's own was measured, that one takes its place.
 
     A line is the mean over seeds, its band ± one standard deviation (ddof = 1; none where fewer than two
     seeds have a value). A round without a value is left out: the line goes on to the next that has one. A
@@ -107,7 +110,8 @@ def figure(comparison: Comparison) -> Figure:
     drawn = Figure(figsize=(11, max(4.6, 1 + 0.22 * len(methods))), dpi=150, layout=layout)
     FigureCanvasAgg(drawn)
     panels: Sequence[Axes] = drawn.subplots(1, 2, sharex=True, sharey=True)
-    for axes, (metric, title, meaning) in zip(panels, _PANELS, strict=True):
+    shown = [_PANELS[0], _SERVER if _only_server(comparison) else _PANELS[1]]
+    for axes, (metric, title, meaning) in zip(panels, shown, strict=True):
         absent = [name for name, runs in methods.items() if not _draw(axes, runs, metric, styles[name])]
         axes.set_title(f"{title}\n", fontsize=11)
         axes.text(0.5, 1.02, meaning, transform=axes.transAxes, ha="center", fontsize=8.5, color="0.35")
@@ -124,6 +128,14 @@ def figure(comparison: Comparison) -> Figure:
     for text in (heading, *legend.get_texts()):
         text.set_parse_math(False)
     return drawn
+
+
+def _only_server(comparison: Comparison) -> bool:
+    """Say whether a server's own model was measured, and no global one."""
+    rounds = [each for run in comparison.runs for each in run.rounds]
+    return any(each.server_accuracy is not None for each in rounds) and all(
+        each.global_accuracy is None for each in rounds
+    )
 
 
 def _draw(axes: Axes, runs: Sequence[RunResult], metric: str, style: dict[str, Any]) -> bool:

@@ -59,6 +59,22 @@ def test_methods_without_a_global_model_are_named_not_drawn(comparison):
     assert right.get_ylabel() == "global accuracy (%)"
 
 
+def test_a_server_s_own_model_takes_the_place_of_a_global_one_that_nobody_has():
+    def run(method, server):
+        rounds = tuple(
+            RoundResult(number, 0.5, None, None, 1, 1, 1.0, 2, 0, server_accuracy=value)
+            for number, value in enumerate(server, start=1)
+        )
+        return RunResult(method, 0, rounds)
+
+    right = figure(a_comparison(run("fedgkt", [0.2, 0.4]), run("fedproto", [None, None]))).axes[1]
+    assert right.get_ylabel() == "server accuracy (%)"
+    np.testing.assert_allclose(right.lines[0].get_ydata(), [20, 40])
+    assert right.get_xlabel() == "round\nnot measured: fedproto"
+    mixed = figure(a_comparison(run("fedgkt", [0.2, 0.4]), a_run("fedavg", 0, [0.1, 0.2], [0.3, 0.4])))
+    assert mixed.axes[1].get_ylabel() == "global accuracy (%)"
+
+
 def test_title_and_legend(comparison):
     drawn = figure(comparison)
     assert drawn.get_suptitle() == "digits · inner-dirichlet:0.1 · 10 clients · seeds 0, 1 · mean ± std"
