@@ -259,3 +259,5 @@ def test_a_model_that_does_not_take_the_data_is_refused(tmp_path: Any) -> None:
     table.write_text("\n".join(f"{i % 7},{i % 3},{'ab'[i % 2]}" for i in range(60)))
     with pytest.raises(ConfigError, match="model lenet does not fit csv:"):
         run(registry.get("fedavg"), Experiment(**{**SMALL, "dataset": f"csv:{table}", "model": "lenet"}))
+    with pytest.raises(DataError, match=r"augment=crop is for images, csv:.* has \[2\]"):
+        run(registry.get("fedavg"), Experiment(**{**SMALL, "dataset": f"csv:{table}", "augment": "crop"}))
