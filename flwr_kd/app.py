@@ -12,9 +12,9 @@ from typing import cast
 
 from flwr.app import Context
 
-from .config import ConfigError, MethodConfig
+from .config import ConfigError
 from .results import Comparison, RunResult, check_free, versions
-from .simulation import Experiment, bundle_of, client_splits, round_result
+from .simulation import Experiment, check, round_result
 from .strategy import KDResult, KDStrategy
 
 __all__ = ["check", "comparison", "experiment", "output_folder"]
@@ -66,20 +66,6 @@ def output_folder(context: Context) -> Path | None:
         raise ConfigError(f"out must be an absolute path, got {text!r}")
     check_free(out, force=False)
     return out
-
-
-def check(experiment: Experiment, config: MethodConfig) -> None:
-    """Check, before the server waits for clients, what would make them all fail: data, models, classes.
-
-    Raises
-    ------
-    ConfigError, DataError
-        If a setting does not go with another.
-    """
-    client_splits(experiment)
-    config.check_classes(bundle_of(experiment).num_classes)
-    for index in range(len(experiment.models)):
-        experiment.build_model(index)
 
 
 def comparison(

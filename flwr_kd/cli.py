@@ -268,7 +268,7 @@ def _compare(
 ) -> None:
     # Imported here: `flwr-kd methods` need not wait for it.
     from . import plotting
-    from .simulation import Experiment, bundle_of, client_splits, run
+    from .simulation import Experiment, check, run
 
     chosen = [registry.get(name) for name in dict.fromkeys(names)]
     configs = _configs(chosen, settings or [])
@@ -278,12 +278,8 @@ def _compare(
     folder = out or Path("runs") / "-".join(method.name for method in chosen)
     results.check_free(folder, force=force)
     for experiment in experiments:
-        client_splits(experiment)
         for method in chosen:
-            configs[method.name].check_classes(bundle_of(experiment).num_classes)
-            mine = experiment.of(method)
-            for index in range(len(mine.models)):
-                mine.build_model(index)
+            check(experiment.of(method), configs[method.name])
     logging.getLogger("flwr").setLevel(logging.INFO if verbose else logging.WARNING)
 
     console = Console()

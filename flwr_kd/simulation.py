@@ -39,6 +39,7 @@ __all__ = [
     "Experiment",
     "SimulationError",
     "bundle_of",
+    "check",
     "client_splits",
     "evaluator",
     "round_result",
@@ -261,6 +262,20 @@ def run(
         hyperparameters=dict(config.to_wire()),
         histogram=histogram(labels, [train for train, _ in splits], bundle.num_classes),
     )
+
+
+def check(experiment: Experiment, config: MethodConfig) -> None:
+    """Check, before the server waits for clients, what would make them all fail: data, models, classes.
+
+    Raises
+    ------
+    ConfigError, DataError
+        If a setting does not go with another.
+    """
+    client_splits(experiment)
+    config.check_classes(bundle_of(experiment).num_classes)
+    for index in range(len(experiment.models)):
+        experiment.build_model(index)
 
 
 def client_splits(experiment: Experiment) -> list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]:

@@ -1,7 +1,10 @@
 """FedDKC: FedGKT whose server refines the clients' knowledge, by KKR or SKR."""
 
-from flwr_kd import registry
+from dataclasses import replace
 
+from flwr_kd.registry import register
+
+from .. import fedgkt
 from .client import FedDKCClient
 from .config import FedDKCConfig
 from .functional import check_kernel, entropy_bits, refine_entropy, refine_peak
@@ -20,18 +23,13 @@ __all__ = [
 _PAPER = "Wu et al., Exploring the Distributed Knowledge Congruence (FedDKC), ACM TIST 2022"
 
 for _refinement in ("kkr", "skr"):
-    registry.register(
-        registry.Method(
+    register(
+        replace(
+            fedgkt.METHOD,
             name=f"feddkc-{_refinement}",
             strategy=FedDKC,
             client=FedDKCClient,
             paper=f"{_PAPER}, {_refinement.upper()}",
-            exchanged="features, logits and labels of every sample",
-            global_model=False,
-            heterogeneous=True,
             fixed={"refinement": _refinement},
-            model="resnet2,resnet4,resnet6,resnet10,resnet12",
-            simulated=("send-test-features=true",),
-            server_device=True,
         )
     )

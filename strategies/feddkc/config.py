@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from flwr_kd.config import ConfigError, hyper
 
-from ..fedgkt.config import FedGKTConfig
+from ..fedgkt.config import SERVER_ORDER, FedGKTConfig
 from .functional import check_entropy, check_peak
 
 
@@ -12,11 +12,7 @@ from .functional import check_entropy, check_peak
 class FedDKCConfig(FedGKTConfig):
     """FedDKC (section 4.1); the paper prints neither T nor E nor ε, these are ours."""
 
-    server_order: str = hyper(
-        "client-by-client",
-        "whether the server trains on all rows shuffled together, or client by client",
-        choices=("client-by-client", "pooled"),
-    )
+    server_order: str = hyper("client-by-client", **SERVER_ORDER)
     refinement: str = hyper("kkr", "how the clients' logits are refined", choices=("kkr", "skr"))
     target_peak: float = hyper(0.6, "T of KKR, the refined largest probability, in (1/C, 1)", gt=0, lt=1)
     target_entropy: float = hyper(1.5, "E of SKR, the refined entropy in bits, in (0, log2 C)", gt=0)

@@ -8,9 +8,17 @@ from .functional import transfer_loss
 from .messages import ClientFeatures, ServerLogits
 from .strategy import FedGKT
 
-__all__ = ["ClientFeatures", "FedGKT", "FedGKTClient", "FedGKTConfig", "ServerLogits", "transfer_loss"]
+__all__ = [
+    "METHOD",
+    "ClientFeatures",
+    "FedGKT",
+    "FedGKTClient",
+    "FedGKTConfig",
+    "ServerLogits",
+    "transfer_loss",
+]
 
-register(
+METHOD = register(
     Method(
         name="fedgkt",
         strategy=FedGKT,

@@ -1,8 +1,15 @@
 """FedGKT's hyper-parameters."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from flwr_kd.config import MethodConfig, hyper
+
+SERVER_ORDER: dict[str, Any] = {
+    "help": "whether the server trains on all rows shuffled together, or client by client",
+    "choices": ("client-by-client", "pooled"),
+}
+"""Of the hyper-parameter whose default alone differs between FedGKT and FedDKC."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,11 +24,7 @@ class FedGKTConfig(MethodConfig):
     weight_decay: float = hyper(5e-4, "L2 penalty of the optimiser", ge=0)
     beta: float = hyper(1.5, "β, weight of the knowledge-similarity loss at clients and server", ge=0)
     server_epochs: int = hyper(1, "passes over the clients' features per round", ge=1)
-    server_order: str = hyper(
-        "pooled",
-        "whether the server trains on all rows shuffled together, or client by client",
-        choices=("client-by-client", "pooled"),
-    )
+    server_order: str = hyper("pooled", **SERVER_ORDER)
     initial_logits: str = hyper(
         "zero", "what clients learn from in round 1: zero logits, or none", choices=("zero", "none")
     )

@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from flwr_kd.payload import Payload, PayloadError, array
 
-from .functional import check_index
+from .functional import check_index, magnitude
 
 LIMIT = 65504.0
 """float16's largest number: of features, and of what the server's logits may be."""
@@ -54,8 +54,7 @@ class ClientFeatures(
                     f"{self.schema}: field {name!r} must be in 0..{classes - 1}, got {labels.min()}..{labels.max()}"
                 )
         for name in ("features", "test_features"):
-            values = getattr(self, name)
-            largest = float(max(values.max(), -values.min())) if values.size else 0.0
+            largest = magnitude(getattr(self, name))
             if largest > LIMIT:
                 raise PayloadError(
                     f"{self.schema}: field {name!r} must be within ±{LIMIT:g}, got {largest:g}"

@@ -24,7 +24,7 @@ from flwr_kd.training import fit, make_optimizer
 from flwr_kd.wire import ArrayTemplate
 
 from .config import FedGKTConfig
-from .functional import in_sample_order, transfer_loss
+from .functional import in_sample_order, magnitude, transfer_loss
 from .messages import LIMIT, ClientFeatures, ServerLogits
 
 _LARGEST_DEFAULT = 2**17
@@ -249,7 +249,7 @@ class FedGKT(KDStrategy):
                 found = [self._predict(cast(ClientFeatures, r.payload).features, r.node) for r in left]
             except FloatingPointError as error:
                 cast(nn.Module, self.server_model).load_state_dict(before)
-                loudest = max(left, key=_loudness)
+                loudest = max(left, key=lambda r: magnitude(cast(ClientFeatures, r.payload).features))
                 left.remove(loudest)
                 self.stats.failures += 1
                 log(WARNING, "the server's training on %s is taken back: %s", loudest.node, error)
@@ -293,7 +293,7 @@ class FedGKT(KDStrategy):
         parts = [features[i : i + size].astype(np.float32) for i in range(0, len(features), size)]
         tensors = (torch.from_numpy(part).reshape(-1, *node.feature_shape).to(self.device) for part in parts)
         logits: NDArray = torch.cat([model(tensor).float().cpu() for tensor in tensors]).numpy()
-        largest = float(np.abs(logits).max(initial=0.0))
+        largest = magnitude(logits)
         if not largest <= LIMIT:
             raise FloatingPointError(f"logits up to {largest:g}, beyond ±{LIMIT:g}")
         return logits
@@ -339,11 +339,6 @@ class _Rows:
             mine = owner == number
             out[mine] = self.features[number][chosen[mine] - self.starts[number]]
         return torch.from_numpy(out).reshape(-1, *self.shape), self.labels[rows], self.teachers[rows]
-
-
-def _loudness(reply: Reply) -> float:
-    features = cast(ClientFeatures, reply.payload).features
-    return float(max(features.max(initial=0), -features.min(initial=0)))
 
 
 def _logits(reply: Reply) -> NDArray:
