@@ -28,7 +28,7 @@ class ArrayDataset(Dataset[tuple[Tensor, Tensor]]):
     Parameters
     ----------
     x : Tensor
-        Inputs, float32, ``[N, ...]``.
+        Inputs, float32, or int64 for token ids, ``[N, ...]``.
     y : Tensor
         Labels, int64, ``[N]``.
 
@@ -46,8 +46,8 @@ class ArrayDataset(Dataset[tuple[Tensor, Tensor]]):
     """
 
     def __init__(self, x: Tensor, y: Tensor) -> None:
-        if x.dtype != torch.float32 or x.ndim < 1:
-            raise DataError(f"x must be float32 with shape [N, ...], not {x.dtype} {list(x.shape)}")
+        if x.dtype not in (torch.float32, torch.int64) or x.ndim < 1:
+            raise DataError(f"x must be float32 or int64 with shape [N, ...], not {x.dtype} {list(x.shape)}")
         if y.dtype != torch.int64 or y.ndim != 1:
             raise DataError(f"y must be int64 with shape [N], not {y.dtype} {list(y.shape)}")
         if len(x) != len(y):
@@ -93,7 +93,9 @@ class Bundle:
     num_classes : int
         Labels are ``0 .. num_classes - 1``; a class need not occur.
     input_shape : tuple of int
-        Shape of one input: ``(C, H, W)`` for images, ``(F,)`` for texts and tables.
+        Shape of one input: ``(C, H, W)`` for images, ``(F,)`` for texts and tables, ``(L,)`` for token ids.
+    vocabulary : int
+        Number of token ids, those of padding and unknown words included; 0 where inputs are no token ids.
     """
 
     name: str
@@ -101,6 +103,7 @@ class Bundle:
     test: ArrayDataset
     num_classes: int
     input_shape: tuple[int, ...]
+    vocabulary: int = 0
 
     def padded(self, side: int) -> Bundle:
         """Return the data set with images of this side, around them the smallest value of the training images.

@@ -1,4 +1,4 @@
-"""Text sets, and their TF-IDF features."""
+"""Text sets, and their TF-IDF features or token ids."""
 
 from __future__ import annotations
 
@@ -34,6 +34,23 @@ SPECS: dict[str, TextSpec] = {
     "sst2": TextSpec(1024),
 }
 
+
+@dataclass(frozen=True)
+class TokenSpec:
+    """How many ids a set's words get, the two special ones included, and how many words of a text are read."""
+
+    vocabulary: int
+    length: int
+
+
+TOKEN_SPECS: dict[str, TokenSpec] = {
+    "20newsgroups-tokens": TokenSpec(10_000, 200),
+    "ag-news-tokens": TokenSpec(10_000, 64),
+    "sst2-tokens": TokenSpec(10_000, 64),
+}
+
+_UNKNOWN, _FIRST_WORD = 1, 2
+
 _ORANGE_FOLDER = "orangecontrib/text/datasets"
 
 
@@ -48,6 +65,33 @@ def text_encoder(texts: AnyArray, spec: TextSpec) -> Callable[[AnyArray], Tensor
     except ValueError as error:
         raise DataError(f"the training texts give no features: {error}") from error
     return lambda inputs: torch.from_numpy(vectorizer.transform(inputs).toarray())
+
+
+def token_encoder(texts: AnyArray, spec: TokenSpec) -> tuple[Callable[[AnyArray], Tensor], int]:
+    """Make ids of the most frequent words of ``texts``; return an encoder of texts ``[N]``, and how many ids.
+
+    It gives int64 ``[N, L]``: 0 after the end, 1 for a word without an id, from 2 the words by the alphabet.
+    """
+    library = require("sklearn.feature_extraction.text")
+    # The usual pattern loses "a" and "I".
+    vectorizer = library.CountVectorizer(
+        max_features=spec.vocabulary - _FIRST_WORD, token_pattern=r"(?u)\b\w+\b"
+    )
+    try:
+        vectorizer.fit(texts)
+    except ValueError as error:
+        raise DataError(f"the training texts give no words: {error}") from error
+    words_of = vectorizer.build_analyzer()
+    ids = {word: _FIRST_WORD + int(column) for word, column in vectorizer.vocabulary_.items()}
+
+    def encode(inputs: AnyArray) -> Tensor:
+        tokens = np.zeros((len(inputs), spec.length), dtype=np.int64)
+        for row, text in zip(tokens, inputs, strict=True):
+            words = words_of(text)[: spec.length]
+            row[: len(words)] = [ids.get(word, _UNKNOWN) for word in words]
+        return torch.from_numpy(tokens)
+
+    return encode, _FIRST_WORD + len(ids)
 
 
 def newsgroups(data_dir: Path | None) -> Source:

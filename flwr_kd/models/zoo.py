@@ -1,4 +1,4 @@
-"""The networks that the papers use, by name, for small images of any size and channel count."""
+"""The networks that the papers use, by name: for small images of any size, for texts and for tables."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ def build_model(
     num_classes: int,
     seed: int,
     feature_dim: int | None = None,
+    vocabulary: int | None = None,
 ) -> FeatureModel | SplitModel:
     """Build a model with random weights that depend on nothing but the arguments.
 
@@ -37,9 +38,12 @@ def build_model(
     ============ ====================================================== ======== =============
     alexnet      AlexNet's five convolutions with small kernels and
                  strides, a layer of 1024, dropout                      512      8
+    bilstm       FedHEAD's for texts, see below; takes token ids        64       none
     cnn          McMahan et al. 2017: two 5×5 convolutions, 32 and 64   512      4
     lenet        LeNet-5 with ReLU and max pooling                      84       4
     mlp          a hidden layer of 200; takes input of any shape        64       any
+    mlp4         FedHEAD's for network traffic: three hidden layers of
+                 200; takes input of any shape                          200      any
     resnet18     torchvision's, its stem included                       64       8
     resnet32     He et al. 2016 for CIFAR: 3 stages of 5 blocks         64       4
     resnet8      the same with 1 block in each stage                    64       4
@@ -51,6 +55,11 @@ def build_model(
     Predictor: no block; 1×16; 1×16 and 1×32; 2×16 and 2×32; 2×16 and 3×32, each block two 3×3 convolutions with
     a 1×1 convolution as shortcut where the width changes; mean over pixels; ``Linear``. Features are maps
     ``[16, H/2, W/2]``, and `feature_dim` must be None.
+
+    ``bilstm`` takes int64 token ids ``[B, L]``, 0 after a text's end: an embedding of 128, two bidirectional LSTMs
+    of 128 and 64 units per direction, the maximum over the text's tokens (0 for a text without any), layers of
+    1024, 512, 256 and 128 with ReLU. How much padding follows a text makes no difference. The layers after the
+    maximum have weights as in He et al. 2015; with torch's own they learn very slowly.
 
     The head of all others is one ``Linear(D, C)``. Before it comes a ``Linear`` to ``D`` and a ReLU (the
     "feature layer"): features are never negative. Only ``resnet8`` and ``resnet32`` with ``feature_dim`` 64
@@ -65,13 +74,17 @@ def build_model(
     name
         One of `MODELS`.
     input_shape
-        Shape of one example without the batch: ``(channels, height, width)``; any shape for ``mlp``.
+        Shape of one example without the batch: ``(channels, height, width)``; ``(length,)`` for ``bilstm``; any
+        shape for ``mlp`` and ``mlp4``.
     num_classes
         ``C``, at least 2.
     seed
         In ``[0, 2**63)``. The same seed gives the same weights.
     feature_dim
         ``D``, at least 1; the table's where None.
+    vocabulary
+        Number of token ids, those of padding and unknown words included, at least 2. Only ``bilstm`` takes it,
+        and needs it: None or 0 for all others.
 
     Returns
     -------
@@ -83,7 +96,8 @@ def build_model(
     TypeError
         If a size or the seed is not an int.
     ValueError
-        If the name is unknown, a number is out of its range, or the model cannot take the input's shape.
+        If the name is unknown, a number is out of its range, or the model cannot take the input's shape, or
+        token ids, or anything else.
     ImportError
         If ``resnet18`` or ``shufflenet`` is asked for and torchvision is not installed.
 
@@ -107,6 +121,7 @@ def build_model(
         raise ValueError(f"name must be one of {', '.join(MODELS)}, got {name!r}")
     smallest_side = 4 if name in _SPLIT else _BUILDERS[name].smallest_side
     shape = _check_shape(name, smallest_side, input_shape)
+    _check_vocabulary(name, vocabulary, shape)
     _check_int("num_classes", num_classes, 2)
     _check_int("seed", seed, 0, 2**63)
     if name in _SPLIT:
@@ -125,7 +140,8 @@ def build_model(
         _check_int("feature_dim", feature_dim, 1)
         width = feature_dim
     with torch.device("cpu"), _DrawFrom(torch.Generator().manual_seed(seed)):
-        return FeatureModel(spec.extractor(shape, width), nn.Linear(width, num_classes))
+        extractor = spec.extractor((vocabulary,) if vocabulary else shape, width)
+        return FeatureModel(extractor, nn.Linear(width, num_classes))
 
 
 def build_predictor(feature_shape: tuple[int, ...], *, num_classes: int, seed: int) -> nn.Module:
@@ -197,6 +213,69 @@ def _mlp(shape: Sequence[int], width: int) -> nn.Module:
     return nn.Sequential(
         nn.Flatten(), nn.Linear(math.prod(shape), 200), nn.ReLU(), *_feature_layer(200, width)
     )
+
+
+def _mlp4(shape: Sequence[int], width: int) -> nn.Module:
+    return nn.Sequential(
+        *(nn.Flatten(), nn.Linear(math.prod(shape), 200), nn.ReLU()),
+        *(nn.Linear(200, 200), nn.ReLU()),
+        *(nn.Linear(200, 200), nn.ReLU()),
+        *_feature_layer(200, width),
+    )
+
+
+class _BothWays(nn.Module):
+    """A bidirectional LSTM whose way back begins at each text's own last token, not in its padding.
+
+    Packed sequences would do the same, but on a CPU their backward pass takes five times as long.
+    """
+
+    def __init__(self, inputs: int, units: int) -> None:
+        super().__init__()
+        self.ahead = nn.LSTM(inputs, units, batch_first=True)
+        self.back = nn.LSTM(inputs, units, batch_first=True)
+
+    def forward(self, x: Tensor, turned: Tensor) -> Tensor:
+        ahead, _ = self.ahead(x)
+        back, _ = self.back(_at(x, turned))
+        return torch.cat([ahead, _at(back, turned)], dim=2)
+
+
+def _at(x: Tensor, positions: Tensor) -> Tensor:
+    """Take each row's vectors of ``[B, L, K]`` at its own positions ``[B, L]``."""
+    return x.gather(1, positions.unsqueeze(2).expand_as(x))
+
+
+class _BiLSTM(nn.Module):
+    def __init__(self, vocabulary: int, width: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, 128, padding_idx=0)
+        self.lstm1 = _BothWays(128, 128)
+        self.lstm2 = _BothWays(256, 64)
+        self.dense = nn.Sequential(
+            *(nn.Linear(128, 1024), nn.ReLU()),
+            *(nn.Linear(1024, 512), nn.ReLU()),
+            *(nn.Linear(512, 256), nn.ReLU()),
+            *(nn.Linear(256, 128), nn.ReLU()),
+            *_feature_layer(128, width),
+        )
+        # Through five layers with torch's own weights, next to nothing of the text would come out.
+        for layer in self.dense:
+            if isinstance(layer, nn.Linear):
+                nn.init.kaiming_uniform_(layer.weight, nonlinearity="relu")
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        if tokens.dtype != torch.int64 or tokens.dim() != 2:
+            raise ValueError(f"bilstm takes int64 token ids [B, L], got {tokens.dtype} {list(tokens.shape)}")
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        lengths = ((tokens != 0) * (positions + 1)).amax(dim=1, keepdim=True)
+        longest = max(int(lengths.max()), 1)
+        tokens, positions = tokens[:, :longest], positions[:longest]
+        real = positions < lengths
+        turned = torch.where(real, lengths - 1 - positions, positions)
+        x = self.lstm2(self.lstm1(self.embedding(tokens), turned), turned)
+        pooled = x.masked_fill(~real.unsqueeze(2), -math.inf).amax(dim=1).masked_fill(lengths == 0, 0)
+        return cast(Tensor, self.dense(pooled))
 
 
 def _cnn(shape: Sequence[int], width: int) -> nn.Module:
@@ -351,15 +430,19 @@ def _torchvision(name: str) -> Callable[..., Any]:
 class _Spec:
     extractor: Callable[[Sequence[int], int], nn.Module]
     feature_dim: int
-    # None: takes any shape
+    # None: not a model of images only
     smallest_side: int | None
+    # The extractor is then made from their number, in place of the shape.
+    takes_tokens: bool = False
 
 
 _BUILDERS = {
     "alexnet": _Spec(_alexnet, 512, 8),
+    "bilstm": _Spec(lambda sizes, width: _BiLSTM(sizes[0], width), 64, None, takes_tokens=True),
     "cnn": _Spec(_cnn, 512, 4),
     "lenet": _Spec(_lenet, 84, 4),
     "mlp": _Spec(_mlp, 64, None),
+    "mlp4": _Spec(_mlp4, 200, None),
     "resnet18": _Spec(_resnet18, 64, 8),
     "resnet32": _Spec(_cifar_resnet(5), 64, 4),
     "resnet8": _Spec(_cifar_resnet(1), 64, 4),
@@ -400,6 +483,23 @@ def _check_shape(
             f"{name} cannot take {sizes[1]}x{sizes[2]} images: its smallest is {smallest}x{smallest}"
         )
     return sizes
+
+
+def _check_vocabulary(name: str, vocabulary: int | None, shape: tuple[int, ...]) -> None:
+    if vocabulary is not None:
+        _check_int("vocabulary", vocabulary, 0)
+    if name in _SPLIT or not _BUILDERS[name].takes_tokens:
+        if vocabulary:
+            raise ValueError(
+                f"{name} takes numbers and no token ids: vocabulary must be None or 0, got {vocabulary}"
+            )
+        return
+    if vocabulary is None or vocabulary < 2:
+        raise ValueError(
+            f"{name} takes token ids: vocabulary must be their number, at least 2, got {vocabulary}"
+        )
+    if len(shape) != 1:
+        raise ValueError(f"{name} takes an input_shape (length,), got {shape}")
 
 
 def _check_int(name: str, value: int, low: int, high: int | None = None) -> None:

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 import torch
 
-from flwr_kd.data import DataError, _images, load, load_public
+from flwr_kd.data import DataError, _images, _texts, load, load_public
 
 RNG_SEED = 0
 
@@ -440,6 +440,115 @@ def test_another_text_set_as_public_data_is_put_into_the_sets_own_words(tmp_path
     public = load_public("ag-news", dataset="20newsgroups", data_dir=str(tmp_path), limit=20)
     assert public.x.shape == (20, *bundle.input_shape)
     assert torch.bincount(public.y).tolist() == [5] * 4
+
+
+# Token ids
+
+
+def write_texts(folder: Path, name: str, train: list[str], test: list[str]) -> str:
+    """Write a set with labels in turn; ids are read from these files without a network."""
+    for split, rows in (("train", train), ("validation" if name == "sst2" else "test", test)):
+        if name == "20newsgroups":
+            lines = ["Category\tText", "d\tstring", "class\t"]
+            lines += [f'{NAMES[i % 2]}\t"{text}"' for i, text in enumerate(rows)]
+            (folder / f"20newsgroups-{split}.tab").write_text("\n".join(lines))
+        else:
+            data = [{"text": text, "label": i % 2} for i, text in enumerate(rows)]
+            write_rows(folder / name / split, data, "json")
+    return str(folder)
+
+
+LONGEST = {"20newsgroups": 200, "ag-news": 64, "sst2": 64}
+
+
+@pytest.mark.parametrize("name", LONGEST)
+def test_tokens_are_of_the_same_rows_as_features(tmp_path: Path, name: str) -> None:
+    # No stop words, and all words fit into both vocabularies: features and ids of a row are the same words.
+    train = [f"rocket moon{i % 7} engine{i % 5} wheel{i}" for i in range(60)]
+    data_dir = write_texts(tmp_path, name, train, [f"moon{i} rocket engine{i}" for i in range(6)])
+    for seed in (0, 3):
+        features, tokens = (
+            load(f"{name}{suffix}", seed=seed, data_dir=data_dir, limit=40) for suffix in ("", "-tokens")
+        )
+        held_back = [
+            load_public(None, dataset=f"{name}{suffix}", seed=seed, data_dir=data_dir)
+            for suffix in ("", "-tokens")
+        ]
+        pairs = [(features.train, tokens.train), (features.test, tokens.test), tuple(held_back)]
+        assert [len(one) for one, _ in pairs] == [40, 5, 12]
+        for one, two in pairs:
+            assert torch.equal(one.y, two.y)
+            words = torch.zeros(len(two), tokens.vocabulary, dtype=torch.bool).scatter_(1, two.x, True)
+            assert torch.equal(one.x > 0, words[:, 2:])
+        assert features.train.x.dtype == torch.float32
+        assert features.vocabulary == 0
+        assert tokens.train.x.dtype == tokens.test.x.dtype == torch.int64
+        assert tokens.input_shape == (LONGEST[name],)
+        assert (tokens.name, tokens.num_classes) == (f"{name}-tokens", features.num_classes)
+
+
+@pytest.mark.parametrize("name", LONGEST)
+def test_texts_become_ids(tmp_path: Path, name: str) -> None:
+    train = ["The moon is a rocket: I see"] * 40
+    test = ["See THE Moon, a moon!", "", "unheard moon UNSEEN", "?!", "moon " * 300 + "rocket"]
+    bundle = load(f"{name}-tokens", data_dir=write_texts(tmp_path, name, train, test))
+    a, i, is_, moon, rocket, see, the = range(2, 9)
+    rows = [[see, the, moon, a, moon], [], [1, moon, 1], [], [moon] * LONGEST[name]]
+    assert bundle.vocabulary == 9
+    assert bundle.train.x.unique(dim=0).tolist() == [
+        [the, moon, is_, a, rocket, i, see] + [0] * (LONGEST[name] - 7)
+    ]
+    assert bundle.test.x.tolist() == [row + [0] * (LONGEST[name] - len(row)) for row in rows]
+    with pytest.raises(DataError, match=r"cannot be padded to images"):
+        bundle.padded(1000)
+
+
+def test_the_vocabulary_is_the_training_parts_most_frequent_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train = [f"moon own{i} wheel moon zebra{i % 20}" for i in range(60)]
+    data_dir = write_texts(tmp_path, "sst2", train, ["zebra0 wheel own0 moon"])
+    bundle = load("sst2-tokens", data_dir=data_dir)
+    public = load_public(None, dataset="sst2-tokens", data_dir=data_dir)
+    # Every text has a word of its own; it has an id in the training part and in no other.
+    assert bundle.train.x[:, 1].unique().numel() == len(bundle.train) == 48
+    assert bundle.train.x[:, 1].min() > 1
+    assert public.x[:, 1].tolist() == [1] * 12
+    quick = load("sst2-tokens", data_dir=data_dir, limit=4)
+    assert quick.vocabulary == bundle.vocabulary
+    assert {tuple(row) for row in quick.train.x.tolist()} <= {tuple(row) for row in bundle.train.x.tolist()}
+
+    monkeypatch.setitem(_texts.TOKEN_SPECS, "sst2-tokens", _texts.TokenSpec(vocabulary=4, length=5))
+    small = load("sst2-tokens", data_dir=data_dir)
+    assert small.vocabulary == 4
+    assert small.train.x.unique(dim=0).tolist() == [[2, 1, 3, 2, 1]]
+    assert small.test.x.tolist() == [[1, 3, 1, 2, 0]]
+
+
+def test_public_texts_take_the_sets_own_ids(tmp_path: Path) -> None:
+    groups = [f"rocket moon wheel own{i}" for i in range(60)]
+    write_texts(tmp_path, "20newsgroups", groups, ["moon"])
+    data_dir = write_texts(tmp_path, "ag-news", ["aardvark moon rocket"] * 40, ["moon"])
+    bundle = load("20newsgroups-tokens", data_dir=data_dir)
+    rocket, moon = bundle.train.x[0, :2].tolist()
+    for name in ("ag-news", "ag-news-tokens"):
+        public = load_public(name, dataset="20newsgroups-tokens", data_dir=data_dir, limit=20)
+        assert public.x.tolist() == [[1, moon, rocket] + [0] * 197] * 20
+        features = load_public(name, dataset="20newsgroups", data_dir=data_dir, limit=20)
+        assert features.x.dtype == torch.float32
+        assert features.x.count_nonzero(dim=1).tolist() == [2] * 20
+    # By either name the set itself gives what it holds back, and nothing that the clients have.
+    for dataset in ("20newsgroups", "20newsgroups-tokens"):
+        own = load_public(None, dataset=dataset, data_dir=data_dir)
+        assert len(own) == 12
+        for name in ("20newsgroups", "20newsgroups-tokens"):
+            assert torch.equal(load_public(name, dataset=dataset, data_dir=data_dir).x, own.x)
+
+
+def test_training_texts_without_words_have_no_ids(tmp_path: Path) -> None:
+    data_dir = write_texts(tmp_path, "ag-news", ["?!"] * 40, ["moon"])
+    with pytest.raises(DataError, match=r"the training texts give no words"):
+        load("ag-news-tokens", data_dir=data_dir)
 
 
 def test_texts_from_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,6 +61,7 @@ def test_digits_are_cut_into_three_parts_that_add_up_to_the_set() -> None:
         assert np.abs(share - np.bincount(raw.target) / 1797).max() < 0.005
     assert bundle.num_classes == 10
     assert bundle.input_shape == (1, 8, 8)
+    assert bundle.vocabulary == 0
     assert bundle.train.x.min() == 0
     assert bundle.train.x.max() == 1
 
@@ -177,16 +178,43 @@ def test_colour_becomes_luminance() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "dataset"), [("digits", "20newsgroups"), ("ag-news", "digits"), ("csv:x.csv", "digits")]
+    ("name", "dataset"),
+    [
+        ("digits", "20newsgroups"),
+        ("digits", "sst2-tokens"),
+        ("ag-news", "digits"),
+        ("sst2-tokens", "csv:x.csv"),
+        ("csv:x.csv", "digits"),
+    ],
 )
 def test_impossible_public_data_is_refused(name: str, dataset: str) -> None:
     with pytest.raises(DataError, match=r"cannot take the form of"):
         load_public(name, dataset=dataset)
 
 
-def test_the_clients_own_data_is_not_public() -> None:
-    with pytest.raises(DataError, match=r"clients' own data.*'cifar100'"):
-        load_public("cifar10", dataset="cifar10")
+def test_a_set_that_holds_back_a_fifth_does_so_once() -> None:
+    held, whole = (load("digits", seed=3, hold_back=hold_back) for hold_back in (True, False))
+    assert torch.equal(held.train.x, whole.train.x)
+
+
+@needs_fashion
+def test_the_clients_own_data_is_public_where_it_is_held_back() -> None:
+    held, whole = (load("fashion-mnist", seed=3, hold_back=hold_back) for hold_back in (True, False))
+    public = load_public("fashion-mnist", dataset="fashion-mnist", seed=3)
+    assert (len(held.train), len(public), len(whole.train)) == (48_000, 12_000, 60_000)
+    assert torch.equal(held.test.x, whole.test.x)
+    totals = [torch.bincount(part.y, minlength=10) for part in (held.train, public, whole.train)]
+    assert torch.equal(totals[0] + totals[1], totals[2])
+    assert torch.equal(totals[1], torch.full((10,), 1200))
+    sums = [part.x.double().sum() for part in (held.train, public, whole.train)]
+    assert float(sums[0] + sums[1]) == pytest.approx(float(sums[2]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
+def test_array_dataset_keeps_numbers_and_token_ids_as_they_are(dtype: torch.dtype) -> None:
+    data = ArrayDataset(torch.tensor([[3, 0], [2**24 + 1, 1]], dtype=dtype), torch.tensor([0, 1]))
+    assert data.x.dtype == data[1][0].dtype == data.subset([1]).x.dtype == dtype
+    assert data.subset([1]).x[0, 0] == torch.tensor(2**24 + 1, dtype=dtype)
 
 
 def test_array_dataset() -> None:
@@ -206,7 +234,12 @@ def test_array_dataset() -> None:
 @pytest.mark.parametrize(
     ("x", "y", "message"),
     [
-        (torch.zeros(2, dtype=torch.float64), torch.zeros(2, dtype=torch.int64), "x must be float32"),
+        (
+            torch.zeros(2, dtype=torch.float64),
+            torch.zeros(2, dtype=torch.int64),
+            "x must be float32 or int64 .* not torch.float64",
+        ),
+        (torch.zeros(2, dtype=torch.int32), torch.zeros(2, dtype=torch.int64), "not torch.int32"),
         (torch.zeros(2), torch.zeros(2, dtype=torch.int32), "y must be int64"),
         (torch.zeros(2), torch.zeros(2, 1, dtype=torch.int64), "y must be int64"),
         (torch.zeros(2), torch.zeros(3, dtype=torch.int64), "same length, not 2 and 3"),

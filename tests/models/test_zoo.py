@@ -20,6 +20,7 @@ from flwr_kd.models import (
     build_predictor,
     count_parameters,
 )
+from flwr_kd.seeding import _may_draw_from_global_rng
 
 FULL = [(1, 28, 28), (3, 32, 32), (3, 28, 28), (1, 32, 32)]
 SMALL = [(1, 8, 8)]
@@ -29,6 +30,7 @@ FEATURE_DIMS = {
     "cnn": 512,
     "lenet": 84,
     "mlp": 64,
+    "mlp4": 200,
     "resnet18": 64,
     "resnet32": 64,
     "resnet8": 64,
@@ -37,19 +39,35 @@ FEATURE_DIMS = {
 SPLIT = {"resnet2": 634, "resnet4": 5_306, "resnet6": 19_994, "resnet10": 43_226, "resnet12": 61_786}
 SMALLEST = {"alexnet": 8, "cnn": 4, "lenet": 4, "resnet18": 8, "resnet32": 4, "resnet8": 4, "shufflenet": 8}
 SMALLEST |= dict.fromkeys(SPLIT, 4)
+IMAGE_MODELS = tuple(name for name in MODELS if name != "bilstm")
+VOCABULARY, LENGTH = 50, 12
 
 
 def batch(shape: tuple[int, ...], size: int = 2) -> torch.Tensor:
     return torch.randn((size, *shape), generator=torch.Generator().manual_seed(1))
 
 
+def texts(*lengths: int, padded_to: int = LENGTH) -> torch.Tensor:
+    """Return token ids of texts that are so long."""
+    shape = len(lengths), padded_to
+    tokens = torch.randint(1, VOCABULARY, shape, generator=torch.Generator().manual_seed(1))
+    return tokens * (torch.arange(padded_to) < torch.tensor(lengths)[:, None])
+
+
+def inputs(name: str, shape: tuple[int, ...], size: int = 2) -> torch.Tensor:
+    return texts(*(LENGTH - i for i in range(size))) if name == "bilstm" else batch(shape, size)
+
+
 def build(name: str, shape: tuple[int, ...] = (3, 32, 32), **changes: Any) -> FeatureModel:
-    options: dict[str, Any] = {"num_classes": 10, "seed": 0} | changes
-    return build_model(name, input_shape=shape, **options)
+    """Build a model for images of that shape, or for texts."""
+    options: dict[str, Any] = {"input_shape": shape, "num_classes": 10, "seed": 0}
+    if name == "bilstm":
+        options |= {"input_shape": (LENGTH,), "vocabulary": VOCABULARY}
+    return build_model(name, **(options | changes))
 
 
 def test_names() -> None:
-    assert tuple(sorted([*FEATURE_DIMS, *SPLIT])) == MODELS
+    assert tuple(sorted([*FEATURE_DIMS, *SPLIT, "bilstm"])) == MODELS
 
 
 @pytest.mark.parametrize(
@@ -67,6 +85,7 @@ def test_names() -> None:
         # counted by hand
         ("resnet8", (3, 32, 32), 10, 75_290),
         ("mlp", (1, 8, 8), 10, 64 * 200 + 200 + 200 * 64 + 64 + 64 * 10 + 10),
+        ("mlp4", (1, 8, 8), 10, 64 * 200 + 200 + 3 * (200 * 200 + 200) + 200 * 10 + 10),
         ("resnet18", (1, 28, 28), 10, 11_209_994 - 2 * 64 * 49),
         ("shufflenet", (1, 28, 28), 10, 1_286_734 - 2 * 24 * 9),
         ("resnet18", (3, 8, 8), 10, 11_209_994),
@@ -119,7 +138,7 @@ def test_gradients_reach_every_parameter(name: str, shape: tuple[int, ...]) -> N
         if isinstance(module, nn.Dropout):
             module.p = 0.0
     model.train()
-    h = model.features(batch(shape, 8))
+    h = model.features(inputs(name, shape, 8))
     loss = nn.functional.cross_entropy(model.classify(h), torch.arange(8)) + h.square().mean()
     loss.backward()
     dead = [
@@ -132,7 +151,7 @@ def test_gradients_reach_every_parameter(name: str, shape: tuple[int, ...]) -> N
     assert dead == []
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", IMAGE_MODELS)
 def test_every_pixel_of_a_small_image_counts(name: str) -> None:
     model = build(name, (1, 8, 8)).eval()
     x = batch((1, 8, 8)).requires_grad_()
@@ -179,6 +198,21 @@ def test_weights_have_torchs_own_distribution() -> None:
         assert torch.equal(one.bias, two.bias)
 
 
+def test_embeddings_and_lstms_draw_as_torchs_own() -> None:
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(4)
+        expected = [
+            nn.Embedding(VOCABULARY, 128, padding_idx=0),
+            *(nn.LSTM(128, 128) for _ in range(2)),
+            *(nn.LSTM(256, 64) for _ in range(2)),
+        ]
+    model = build("bilstm", seed=4)
+    got = [module for module in model.modules() if isinstance(module, nn.Embedding | nn.LSTM)]
+    for one, two in zip(got, expected, strict=True):
+        for mine, torchs in zip(one.parameters(), two.parameters(), strict=True):
+            assert torch.equal(mine, torchs)
+
+
 def test_default_device_is_not_used() -> None:
     with torch.device("meta"):
         model = build("resnet8", (1, 8, 8))
@@ -189,7 +223,7 @@ def test_default_device_is_not_used() -> None:
 def test_evaluation_mode_draws_nothing_and_keeps_its_state(name: str) -> None:
     model = build(name, (1, 8, 8)).eval()
     state = copy.deepcopy(model.state_dict())
-    x = batch((1, 8, 8))
+    x = inputs(name, (1, 8, 8))
     before = torch.random.get_rng_state()
     with torch.no_grad():
         assert torch.equal(model(x), model(x))
@@ -200,7 +234,7 @@ def test_evaluation_mode_draws_nothing_and_keeps_its_state(name: str) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_models_can_be_pickled(name: str) -> None:
     model = build(name, (1, 8, 8)).eval()
-    x = batch((1, 8, 8))
+    x = inputs(name, (1, 8, 8))
     twin = pickle.loads(pickle.dumps(model))
     with torch.no_grad():
         assert torch.equal(twin(x), model(x))
@@ -209,17 +243,17 @@ def test_models_can_be_pickled(name: str) -> None:
 
 
 @pytest.mark.parametrize("width", [1, 64])
-@pytest.mark.parametrize("name", FEATURE_DIMS)
+@pytest.mark.parametrize("name", [*FEATURE_DIMS, "bilstm"])
 def test_feature_dim_sets_the_width(name: str, width: int) -> None:
     model = build(name, (1, 8, 8), feature_dim=width).eval()
     with torch.no_grad():
-        h = model.features(batch((1, 8, 8)))
+        h = model.features(inputs(name, (1, 8, 8)))
     assert h.shape == (2, width)
     assert model.head.in_features == model.feature_dim == width
 
 
 @pytest.mark.parametrize("shape", [(1, 12, 20), (3, 17, 9), (2, 15, 33)], ids=str)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", IMAGE_MODELS)
 def test_odd_sizes_and_other_channel_counts(name: str, shape: tuple[int, ...]) -> None:
     with torch.no_grad():
         assert build(name, shape).eval()(batch(shape)).shape == (2, 10)
@@ -298,14 +332,160 @@ def test_a_split_model_says_what_does_not_fit() -> None:
 
 
 @pytest.mark.parametrize("shape", [(16,), (1,), (2, 3), (1, 2, 3, 4)], ids=str)
-def test_mlp_takes_any_shape(shape: tuple[int, ...]) -> None:
-    assert build("mlp", shape)(batch(shape)).shape == (2, 10)
+@pytest.mark.parametrize("name", ["mlp", "mlp4"])
+def test_mlps_take_any_shape(name: str, shape: tuple[int, ...]) -> None:
+    assert build(name, shape)(batch(shape)).shape == (2, 10)
+
+
+def lstm_size(inputs: int, units: int) -> int:
+    """Count the parameters of both directions: four gates with a matrix and a bias each for input and state."""
+    return 2 * 4 * (units * inputs + units * units + 2 * units)
+
+
+def test_bilstm_has_the_papers_layers() -> None:
+    dense = 129 * 1024 + 1025 * 512 + 513 * 256 + 257 * 128 + 129 * 64 + 65 * 7
+    expected = VOCABULARY * 128 + lstm_size(128, 128) + lstm_size(256, 64) + dense
+    model = build("bilstm", num_classes=7)
+    assert count_parameters(model) == expected == 1_265_287
+    assert model.feature_dim == 64
+
+
+@pytest.mark.parametrize(("name", "layers"), [("bilstm", 5), ("mlp", 2), ("mlp4", 4)])
+def test_every_hidden_layer_has_a_relu(name: str, layers: int) -> None:
+    linear = [m for m in build(name).extractor.modules() if isinstance(m, nn.Linear | nn.ReLU)]
+    assert [type(m) for m in linear] == [nn.Linear, nn.ReLU] * layers
+
+
+def reference_features(model: nn.Module, text: torch.Tensor) -> torch.Tensor:
+    """Compute one unpadded text's features with torch's bidirectional LSTMs."""
+    extractor = model.extractor
+    x = extractor.embedding(text[None])
+    for ours, (width, units) in ((extractor.lstm1, (128, 128)), (extractor.lstm2, (256, 64))):
+        lstm = nn.LSTM(width, units, bidirectional=True, batch_first=True)
+        ahead, back = ours.ahead.state_dict(), ours.back.state_dict()
+        lstm.load_state_dict(ahead | {f"{key}_reverse": value for key, value in back.items()})
+        x, _ = lstm(x)
+    return extractor.dense(x.max(dim=1).values)[0]
+
+
+def test_bilstm_reads_each_text_as_if_it_were_alone() -> None:
+    model = build("bilstm").eval()
+    lengths = [5, 1, 12, 7]
+    tokens = texts(*lengths)
+    with torch.no_grad():
+        h = model.features(tokens)
+        for row, text, length in zip(h, tokens, lengths, strict=True):
+            torch.testing.assert_close(row, reference_features(model, text[:length]), rtol=1e-4, atol=1e-6)
+    assert not any(torch.allclose(h[i], h[j], rtol=1e-3) for i in range(4) for j in range(i))
+
+
+@pytest.mark.parametrize("more", [1, 30])
+def test_padding_makes_no_difference_to_bilstm(more: int) -> None:
+    model = build("bilstm")
+    tokens, weights = texts(5, 1, 12), batch((10,), 3)
+    results = []
+    for x in (tokens, nn.functional.pad(tokens, (0, more))):
+        model.zero_grad()
+        logits = model(x)
+        (logits * weights).sum().backward()
+        results.append([logits.detach(), *(parameter.grad for parameter in model.parameters())])
+    for one, two in zip(*results, strict=True):
+        torch.testing.assert_close(one, two)
+
+
+def test_bilstm_takes_texts_without_words() -> None:
+    model = build("bilstm")
+    mixed, empty = texts(0, 4), texts(0, 0)
+    logits = model(torch.cat([mixed, empty]))
+    nothing = model.classify(model.extractor.dense(torch.zeros(1, 128)))
+    torch.testing.assert_close(logits[[0, 2, 3]], nothing.expand(3, -1))
+    torch.testing.assert_close(model(empty), nothing.expand(2, -1))
+    assert not torch.allclose(logits[1], nothing[0], rtol=1e-3)
+    logits.square().sum().backward()
+    assert all(torch.isfinite(parameter.grad).all() for parameter in model.parameters())
+
+
+def test_the_paddings_vector_stays_zero() -> None:
+    model = build("bilstm")
+    vectors = model.extractor.embedding.weight
+    before = vectors.detach().clone()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, weight_decay=1e-4)
+    tokens = texts(5, 0, 12)
+    nn.functional.cross_entropy(model(tokens), torch.arange(3)).backward()
+    used = torch.zeros(VOCABULARY, dtype=torch.bool).index_fill_(0, tokens[tokens != 0], True)
+    assert torch.equal(vectors.grad.any(dim=1), used)
+    optimizer.step()
+    assert not vectors[0].any()
+    assert (vectors[used] != before[used]).any(dim=1).all()
+
+
+def test_bilstm_draws_nothing_in_training() -> None:
+    model = build("bilstm").train()
+    before = torch.random.get_rng_state()
+    assert torch.equal(model(texts(5, 3)), model(texts(5, 3)))
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert not _may_draw_from_global_rng(model)
+
+
+def test_texts_still_differ_after_bilstms_many_layers() -> None:
+    extractor = build("bilstm").extractor
+    with torch.no_grad():
+        pooled, features = [], []
+        extractor.dense.register_forward_hook(lambda _, x, y: (pooled.append(x[0]), features.append(y)))
+        extractor(texts(*range(1, 13)))
+    assert features[0].std(0).norm() > 0.1 * pooled[0].std(0).norm()
+
+
+def test_bilstm_can_be_trained() -> None:
+    # The class is which of two words occurs, anywhere in noise.
+    tokens = texts(*range(4, 12), *range(4, 12), *range(4, 12), *range(4, 12)).clamp(max=40)
+    y = torch.arange(32) % 2
+    tokens[torch.arange(32), torch.arange(32) % 4] = 48 + y
+    model = build("bilstm", num_classes=2)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    for _ in range(40):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(tokens), y).backward()
+        optimizer.step()
+    assert torch.equal(model(tokens).argmax(1), y)
+
+
+@pytest.mark.parametrize("x", [torch.ones(2, LENGTH), torch.ones(2, 3, LENGTH, dtype=torch.int64)])
+def test_bilstm_refuses_anything_but_token_ids(x: torch.Tensor) -> None:
+    with pytest.raises(ValueError, match=rf"takes int64 token ids \[B, L\], got {x.dtype} \[2, "):
+        build("bilstm")(x)
+
+
+@pytest.mark.parametrize("name", IMAGE_MODELS)
+def test_only_bilstm_takes_token_ids(name: str) -> None:
+    for none in (None, 0):
+        build(name, (1, 8, 8), vocabulary=none)
+    with pytest.raises(ValueError, match=f"{name} takes numbers and no token ids: .* None or 0, got 50"):
+        build(name, (1, 8, 8), vocabulary=50)
 
 
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"name": "vgg"}, ValueError, "name must be one of alexnet, cnn, .*shufflenet, got 'vgg'"),
+        ({"vocabulary": None}, ValueError, "bilstm takes token ids: vocabulary .* at least 2, got None"),
+        ({"vocabulary": 0}, ValueError, "bilstm takes token ids: vocabulary .* at least 2, got 0"),
+        ({"vocabulary": 1}, ValueError, "at least 2, got 1"),
+        ({"vocabulary": -5}, ValueError, "vocabulary must be at least 0, got -5"),
+        ({"vocabulary": 50.0}, TypeError, "vocabulary must be an int, got 50.0"),
+        ({"input_shape": (1, 8, 8)}, ValueError, r"bilstm takes an input_shape \(length,\), got \(1, 8, 8\)"),
+    ],
+)
+def test_what_bilstm_cannot_be_built_of(
+    changes: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        build("bilstm", **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"name": "vgg"}, ValueError, "name must be one of alexnet, bilstm, .*shufflenet, got 'vgg'"),
         ({"input_shape": (28, 28)}, ValueError, r"lenet takes an input_shape \(channels, height, width\)"),
         ({"input_shape": ()}, ValueError, "input_shape must have at least one size"),
         ({"input_shape": (0, 28, 28)}, ValueError, r"all at least 1, got \(0, 28, 28\)"),
