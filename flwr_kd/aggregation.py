@@ -8,9 +8,29 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["weighted_mean"]
+__all__ = ["shares", "weighted_mean"]
 
 NDArray = npt.NDArray[Any]
+
+
+def shares(weights: Sequence[float]) -> npt.NDArray[np.float64]:
+    r"""Return :math:`p_i`, the weights over their sum; all alike if all weights are 0.
+
+    Raises
+    ------
+    ValueError
+        If there are none, or a weight is negative or not finite.
+
+    Examples
+    --------
+    >>> shares([1, 3]).tolist(), shares([0, 0]).tolist()
+    ([0.25, 0.75], [0.5, 0.5])
+    """
+    share = np.asarray(weights, dtype=np.float64)
+    if not len(share) or not (np.isfinite(share).all() and (share >= 0).all()):
+        raise ValueError(f"weights must be finite, at least 0 and not none, got {list(weights)}")
+    total = share.sum()
+    return share / total if total > 0 else np.full(len(share), 1 / len(share))
 
 
 def weighted_mean(models: Sequence[Sequence[NDArray]], weights: Sequence[float]) -> list[NDArray]:
@@ -45,10 +65,7 @@ def weighted_mean(models: Sequence[Sequence[NDArray]], weights: Sequence[float])
         raise ValueError(
             f"as many weights as models and at least one expected, got {len(models)}, {len(weights)}"
         )
-    share = np.asarray(weights, dtype=np.float64)
-    if not (np.isfinite(share).all() and (share >= 0).all()):
-        raise ValueError(f"weights must be finite and at least 0, got {list(weights)}")
-    share = share / share.sum() if share.sum() > 0 else np.full(len(models), 1 / len(models))
+    share = shares(weights)
     return [_mean(column, share) for column in zip(*models, strict=True)]
 
 

@@ -44,6 +44,8 @@ class Batches:
         The label values in the order of the model's outputs, where they are not 0..C-1.
     input_key, label_key : str, optional
         Keys of dict items; guessed where there is one candidate.
+    labelled : bool
+        Without, items may also be inputs alone, labels are not looked at, and 0 stands for each.
 
     Raises
     ------
@@ -59,6 +61,7 @@ class Batches:
         classes: Sequence[Any] | None = None,
         input_key: str | None = None,
         label_key: str | None = None,
+        labelled: bool = True,
     ) -> None:
         self.loader = source if isinstance(source, DataLoader) else None
         self.dataset: Any = self.loader.dataset if self.loader is not None else source
@@ -74,7 +77,7 @@ class Batches:
             raise DatasetError(
                 f"classes has {len(self.classes)} different values, the model has {num_classes} outputs"
             )
-        self.input_key, self.label_key = input_key, label_key
+        self.input_key, self.label_key, self.labelled = input_key, label_key, labelled
 
     def __len__(self) -> int:
         return len(cast(Sized, self.dataset))
@@ -92,8 +95,12 @@ class Batches:
         for _, batch in self._epoch(batch_size, generator):
             yield batch
 
-    def indexed(self, batch_size: int, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    def indexed(
+        self, batch_size: int, generator: torch.Generator, rows: Tensor | None = None
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Yield one epoch as :meth:`shuffled` does, with the samples' positions in the data set ``[B]`` last.
+
+        With ``rows``, positions ``[n]``, of these samples only; a loader's own sampler then has no say.
 
         Raises
         ------
@@ -101,12 +108,12 @@ class Batches:
             If positions cannot be known: the loader has a sampler of its own, or its ``collate_fn`` returns
             more or fewer samples than it was given. One that changes their order cannot be noticed.
         """
-        if self.has_own_sampler:
+        if rows is None and self.has_own_sampler:
             raise DatasetError(
                 "samples must be told apart, which a loader's own sampler prevents; give the data set, or a "
                 "loader without one"
             )
-        for chunk, (x, y) in self._epoch(batch_size, generator):
+        for chunk, (x, y) in self._epoch(batch_size, generator, rows):
             if not len(x) == len(y) == len(chunk):
                 raise DatasetError(
                     f"collate_fn returned {len(x)} inputs and {len(y)} labels of {len(chunk)} samples"
@@ -114,21 +121,21 @@ class Batches:
             yield x, y, chunk
 
     def _epoch(
-        self, batch_size: int, generator: torch.Generator
+        self, batch_size: int, generator: torch.Generator, rows: Tensor | None = None
     ) -> Iterator[tuple[Tensor, tuple[Tensor, Tensor]]]:
         drop_last = False
         if self.loader is not None:
             batch_size, drop_last = self.loader.batch_size or batch_size, self.loader.drop_last
-        order = torch.randperm(len(self), generator=generator)
+        order = torch.randperm(len(self) if rows is None else len(rows), generator=generator)
+        order = order if rows is None else rows[order]
         chunks = into_batches(order, batch_size, drop_last=drop_last)
         return zip(chunks, self._fetch([chunk.tolist() for chunk in chunks]), strict=True)
 
-    def ordered(self, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield every sample once, in the data set's order."""
+    def ordered(self, batch_size: int, rows: Tensor | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield every sample once, in the data set's order; or those at ``rows``, positions ``[n]``, in theirs."""
+        rows = torch.arange(len(self)) if rows is None else rows
         yield from self._fetch(
-            [chunk.tolist() for chunk in torch.split(torch.arange(len(self)), batch_size)]
-            if len(self)
-            else []
+            [chunk.tolist() for chunk in torch.split(rows, batch_size)] if len(rows) else []
         )
 
     def example(self) -> Tensor:
@@ -147,9 +154,9 @@ class Batches:
 
     def _fetch(self, chunks: list[list[int]], workers: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
         tensors = _tensors(self.dataset) if self.loader is None else None
-        if tensors is not None:
+        if tensors is not None and (len(tensors) == 2 or not self.labelled):
             for chunk in chunks:
-                yield self._split((tensors[0][chunk], tensors[1][chunk]))
+                yield self._split(tuple(tensor[chunk] for tensor in tensors))
             return
         collate: Callable[[list[Any]], Any] = default_collate
         if workers is None:
@@ -166,18 +173,27 @@ class Batches:
         yield from map(self._split, loader)
 
     def _split(self, batch: Any) -> tuple[Tensor, Tensor]:
+        y: Any = None
         if isinstance(batch, Mapping):
             x = batch[self._key(batch, self.input_key, _INPUT_KEYS, "input_key")]
-            y = batch[self._key(batch, self.label_key, _LABEL_KEYS, "label_key")]
+            if self.labelled:
+                y = batch[self._key(batch, self.label_key, _LABEL_KEYS, "label_key")]
+        elif not self.labelled and isinstance(batch, Tensor):
+            x = batch
+        elif not self.labelled and isinstance(batch, Sequence) and len(batch) == 1:
+            (x,) = batch
         elif isinstance(batch, Sequence) and len(batch) == 2:
             x, y = batch
         else:
             size = f" of {len(batch)}" if isinstance(batch, Sized) else ""
-            raise DatasetError(f"items must be pairs (x, y) or dicts, got {type(batch).__name__}{size}")
+            kinds = "pairs (x, y) or dicts" if self.labelled else "inputs, pairs (x, y) or dicts"
+            raise DatasetError(f"items must be {kinds}, got {type(batch).__name__}{size}")
         if not isinstance(x, Tensor):
             raise DatasetError(
                 f"inputs must be tensors, got {type(x).__name__}; give the data set a transform or a collate_fn"
             )
+        if not self.labelled:
+            return x, torch.zeros(len(x), dtype=torch.int64)
         return x, normalize_labels(y, self.num_classes, self.classes)
 
     @staticmethod
@@ -261,10 +277,10 @@ def _plain(value: Any) -> Any:
     return value.item() if hasattr(value, "item") else value
 
 
-def _tensors(dataset: Any) -> tuple[Tensor, Tensor] | None:
+def _tensors(dataset: Any) -> tuple[Tensor, ...] | None:
     """Return whole tensors where the data set is nothing but these: indexing them once is much faster."""
-    if type(dataset) is TensorDataset and len(dataset.tensors) == 2:
-        return dataset.tensors[0], dataset.tensors[1]
+    if type(dataset) is TensorDataset and len(dataset.tensors) in (1, 2):
+        return tuple(dataset.tensors)
     from .data import ArrayDataset
 
     if type(dataset) is ArrayDataset:

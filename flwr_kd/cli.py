@@ -53,6 +53,14 @@ Device = Annotated[str, typer.Option(help="auto, cpu or cuda")]
 DataDir = Annotated[str | None, typer.Option(help="folder of data files")]
 Limit = Annotated[int | None, typer.Option(help="use so many training samples only")]
 ImageSize = Annotated[int | None, typer.Option(help="pad images to this side")]
+Public = Annotated[
+    str | None,
+    typer.Option(
+        help="public data of methods that need some; the data set's default if not set; its own name holds a "
+        "fifth of its training part back"
+    ),
+]
+PublicLimit = Annotated[int, typer.Option(help="use so many public samples at most")]
 Augment = Annotated[str, typer.Option(help="none, crop or crop-flip, on training batches")]
 Out = Annotated[Path | None, typer.Option(help="folder of the result; runs/NAME if not set")]
 Force = Annotated[bool, typer.Option("--force", help="overwrite a result that is there")]
@@ -92,8 +100,9 @@ def list_methods(
         return
     table = Table("method", "exchanged", "public data", "different models", "global model", "paper")
     for row in rows:
-        flags = ["yes" if row[key] else "no" for key in ("public_data", "different_models", "global_model")]
-        table.add_row(str(row["name"]), str(row["exchanged"]), *flags, str(row["paper"]))
+        flags = ["yes" if row[key] else "no" for key in ("different_models", "global_model")]
+        public = f"at the {row['public_data']}" if row["public_data"] else "no"
+        table.add_row(str(row["name"]), str(row["exchanged"]), public, *flags, str(row["paper"]))
     Console().print(table)
 
 
@@ -116,6 +125,8 @@ def simulate(
     data_dir: DataDir = None,
     limit: Limit = None,
     image_size: ImageSize = None,
+    public: Public = None,
+    public_limit: PublicLimit = 5000,
     augment: Augment = "none",
     out: Out = None,
     force: Force = False,
@@ -142,6 +153,8 @@ def simulate(
         data_dir=data_dir,
         limit=limit,
         image_size=image_size,
+        public=public,
+        public_limit=public_limit,
         augment=augment,
     )
 
@@ -164,6 +177,8 @@ def compare(
     data_dir: DataDir = None,
     limit: Limit = None,
     image_size: ImageSize = None,
+    public: Public = None,
+    public_limit: PublicLimit = 5000,
     augment: Augment = "none",
     out: Out = None,
     force: Force = False,
@@ -190,6 +205,8 @@ def compare(
         data_dir=data_dir,
         limit=limit,
         image_size=image_size,
+        public=public,
+        public_limit=public_limit,
         augment=augment,
     )
 
@@ -279,7 +296,7 @@ def _compare(
     results.check_free(folder, force=force)
     for experiment in experiments:
         for method in chosen:
-            check(experiment.of(method), configs[method.name])
+            check(experiment.of(method), configs[method.name], method)
     logging.getLogger("flwr").setLevel(logging.INFO if verbose else logging.WARNING)
 
     console = Console()

@@ -28,6 +28,7 @@ from .payload import MAX_PAYLOAD_BYTES, Payload, PayloadError
 from .seeding import derive_seed, forked_global_rng, torch_generator
 from .state import PersonalState
 from .training import fit, make_optimizer
+from .weights import load_weights
 from .wire import ArrayTemplate
 
 __all__ = ["Answer", "KDClient", "Measured", "Objective", "Task", "resolve_device"]
@@ -276,18 +277,27 @@ class KDClient(NumPyClient):
             if kept is not None:
                 self.model.load_state_dict(kept)
             return
+        load_weights(self.model, self.named(task, task.arrays))
+
+    def named(self, task: Task, arrays: Sequence[NDArray]) -> dict[str, NDArray]:
+        """Name one model's arrays, which come in the server's order, and check them.
+
+        Raises
+        ------
+        PayloadError
+            If number, names or shapes do not fit the client's model.
+        """
         mine = self._named_arrays()
         names = task.names or tuple(mine)
-        if len(task.arrays) != len(names):
-            raise PayloadError(f"{len(task.arrays)} arrays came, expected {len(names)}")
-        came = dict(zip(names, task.arrays, strict=True))
+        if len(arrays) != len(names):
+            raise PayloadError(f"{len(arrays)} arrays came, expected {len(names)}")
+        came = dict(zip(names, arrays, strict=True))
         template = ArrayTemplate.of_ndarrays(mine)
         other = template.difference(ArrayTemplate.of_ndarrays(came))
         if other is not None:
             raise PayloadError(f"the server's model does not fit this client's: {other}")
         checked = template.check([came[name] for name in template.names])
-        tensors = {n: torch.from_numpy(a.copy()) for n, a in zip(template.names, checked, strict=True)}
-        self.model.load_state_dict(tensors)
+        return dict(zip(template.names, checked, strict=True))
 
     def keep(self) -> None:
         """Keep a personal model until the next round."""

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self, cast, get_type_hints
 
-__all__ = ["ConfigError", "MethodConfig", "hyper", "unknown_name"]
+__all__ = ["ConfigError", "DistillationConfig", "MethodConfig", "hyper", "unknown_name"]
 
 Scalar = bool | int | float | str
 
@@ -205,6 +205,31 @@ class MethodConfig:
         [0.001, 0.001, 0.0005, 0.00025]
         """
         return self.learning_rate * self.lr_decay ** ((server_round - 1) // self.lr_decay_every)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistillationConfig(MethodConfig):
+    """Methods that distil an ensemble of models into one, with the values of FedHEAD's experiments (its H.1).
+
+    Batch size, optimiser, learning rate and weight decay are those of local training and distillation alike.
+    """
+
+    local_epochs: int = hyper(20, "n_l, passes over the client's training data per round", ge=1)
+    batch_size: int = hyper(128, "samples per batch, in training and distillation", ge=1)
+    optimizer: str = hyper("adam", "optimiser of training and distillation", choices=("adam", "sgd"))
+    lr_decay: float = hyper(1.0, "factor on the learning rate every lr-decay-every rounds", gt=0, le=1)
+    weight_decay: float = hyper(1e-4, "L2 penalty of the optimiser", ge=0)
+    patience: int = hyper(
+        5, "a distillation ends after so many epochs in turn without a lower validation loss", ge=1
+    )
+    validation_share: float = hyper(
+        0.1, "share of the distillation's samples that is held out for the validation loss", ge=0, lt=1
+    )
+    keep: str = hyper(
+        "last",
+        "which weights a distillation ends with: of its last epoch, or of the lowest validation loss",
+        choices=("last", "best"),
+    )
 
 
 def _allowed(metadata: Mapping[str, Any]) -> str:

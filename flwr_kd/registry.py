@@ -31,8 +31,9 @@ class Method:
         What travels, in a few words.
     global_model : bool
         Whether the server has a model; without one there is no global accuracy.
-    public_data : bool
-        Whether it needs public, proxy or reference data.
+    public_data : str
+        Who needs public (proxy, reference) data: ``"server"``, whose strategy takes ``model``, ``public_data``
+        and ``device``, or nobody (empty).
     heterogeneous : bool
         Whether clients may have different models.
     fixed : mapping
@@ -55,7 +56,7 @@ class Method:
     paper: str
     exchanged: str
     global_model: bool
-    public_data: bool = False
+    public_data: str = ""
     heterogeneous: bool = False
     fixed: Mapping[str, Any] = field(default_factory=dict)
     client_options: Mapping[str, Any] = field(default_factory=dict)

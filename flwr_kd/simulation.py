@@ -27,7 +27,17 @@ from torch import nn
 from . import registry
 from .client import resolve_device
 from .config import ConfigError, MethodConfig, unknown_name
-from .data import Bundle, DataError, augmentation, histogram, load, partition, split
+from .data import (
+    ArrayDataset,
+    Bundle,
+    DataError,
+    augmentation,
+    histogram,
+    load,
+    load_public,
+    partition,
+    split,
+)
 from .inline import InlineGrid
 from .models import MODELS, build_model
 from .results import RoundResult, RunResult
@@ -42,8 +52,10 @@ __all__ = [
     "check",
     "client_splits",
     "evaluator",
+    "public_of",
     "round_result",
     "run",
+    "server_options",
 ]
 
 BACKENDS = ("ray", "inline")
@@ -89,6 +101,11 @@ class Experiment:
         Use so many training samples only.
     image_size : int, optional
         Pad images to this side.
+    public : str, optional
+        Public data of methods that need some, see :func:`flwr_kd.data.load_public`; the data set's default if
+        None. The data set's own name holds a fifth of its training part back from the clients, whatever the method.
+    public_limit : int
+        Use so many public samples at most; 5,000 is FedHEAD's number.
     augment : str
         What is done to training batches; see :func:`flwr_kd.data.augmentation`.
 
@@ -112,10 +129,12 @@ class Experiment:
     data_dir: str | None = None
     limit: int | None = None
     image_size: int | None = None
+    public: str | None = None
+    public_limit: int = 5000
     augment: str = "none"
 
     def __post_init__(self) -> None:
-        for name, least in (("clients", 1), ("rounds", 1), ("workers", 1), ("seed", 0)):
+        for name, least in (("clients", 1), ("rounds", 1), ("workers", 1), ("seed", 0), ("public_limit", 1)):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise ConfigError(f"{name} must be a whole number from {least}, got {value!r}")
@@ -170,6 +189,7 @@ class Experiment:
                 num_classes=bundle.num_classes,
                 seed=derive_seed(self.seed, "model", name),
                 feature_dim=self.feature_dim,
+                vocabulary=bundle.vocabulary,
             )
         except ValueError as error:
             raise ConfigError(f"model {name} does not fit {self.dataset}: {error}") from None
@@ -224,10 +244,9 @@ def run(
     splits = client_splits(experiment)
     bundle = bundle_of(experiment)
     config.check_classes(bundle.num_classes)
-    options: dict[str, Any] = {"device": experiment.device} if method.server_device else {}
     strategy = method.strategy(
         config,
-        **options,
+        **server_options(method, experiment),
         seed=experiment.seed,
         fraction_train=experiment.fraction_train,
         min_available_nodes=experiment.clients,
@@ -264,8 +283,10 @@ def run(
     )
 
 
-def check(experiment: Experiment, config: MethodConfig) -> None:
+def check(experiment: Experiment, config: MethodConfig, method: registry.Method | None = None) -> None:
     """Check, before the server waits for clients, what would make them all fail: data, models, classes.
+
+    With a ``method``, its server's part as well: public data, and a model that takes it.
 
     Raises
     ------
@@ -276,18 +297,39 @@ def check(experiment: Experiment, config: MethodConfig) -> None:
     config.check_classes(bundle_of(experiment).num_classes)
     for index in range(len(experiment.models)):
         experiment.build_model(index)
+    if method is not None:
+        method.strategy(config, **server_options(method, experiment))
+
+
+def server_options(method: registry.Method, experiment: Experiment) -> dict[str, Any]:
+    """Return what a method's strategy is given besides its config: device, model, public data, if it needs them.
+
+    Raises
+    ------
+    ConfigError, DataError
+        If the public data is not to be had, or the model does not take it.
+    """
+    if method.public_data == "server":
+        return {
+            "model": experiment.build_model(),
+            "public_data": public_of(experiment),
+            "device": experiment.device,
+        }
+    return {"device": experiment.device} if method.server_device else {}
+
+
+def public_of(experiment: Experiment) -> ArrayDataset:
+    """Return an experiment's public data, in the form of the clients' inputs."""
+    dataset, seed, data_dir, *_ = key = _key(experiment)
+    public = _public(experiment.public, dataset, seed, data_dir, experiment.public_limit)
+    if experiment.image_size is None:
+        return public
+    return replace(_loaded(*key), train=public).padded(experiment.image_size).train
 
 
 def client_splits(experiment: Experiment) -> list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
     """Return each client's training and test rows; the same for all methods of a comparison."""
-    return _splits(
-        experiment.dataset,
-        experiment.partition,
-        experiment.clients,
-        experiment.seed,
-        experiment.data_dir,
-        experiment.limit,
-    )
+    return _splits(experiment.partition, experiment.clients, experiment.seed, _key(experiment))
 
 
 def evaluator(
@@ -314,8 +356,8 @@ def evaluator(
 
 def bundle_of(experiment: Experiment) -> Bundle:
     """Return an experiment's data, loaded once per process: workers answer many messages."""
-    key = (experiment.dataset, experiment.seed, experiment.data_dir, experiment.limit)
-    bundle = _loaded(*key) if experiment.image_size is None else _padded(*key, experiment.image_size)
+    side, key = experiment.image_size, _key(experiment)
+    bundle = _loaded(*key) if side is None else _padded(key, side)
     if experiment.augment != "none" and len(bundle.input_shape) != 3:
         raise DataError(
             f"augment={experiment.augment} is for images, {bundle.name} has {list(bundle.input_shape)}"
@@ -323,21 +365,32 @@ def bundle_of(experiment: Experiment) -> Bundle:
     return bundle
 
 
+def _key(experiment: Experiment) -> tuple[str, int, str | None, int | None, bool]:
+    """Return what decides which samples there are."""
+    held_back = experiment.public == experiment.dataset
+    return experiment.dataset, experiment.seed, experiment.data_dir, experiment.limit, held_back
+
+
 @functools.lru_cache(maxsize=2)
-def _loaded(dataset: str, seed: int, data_dir: str | None, limit: int | None) -> Bundle:
-    return load(dataset, seed=seed, data_dir=data_dir, limit=limit)
+def _loaded(dataset: str, seed: int, data_dir: str | None, limit: int | None, hold_back: bool) -> Bundle:
+    return load(dataset, seed=seed, data_dir=data_dir, limit=limit, hold_back=hold_back)
 
 
 @functools.lru_cache(maxsize=1)
-def _padded(dataset: str, seed: int, data_dir: str | None, limit: int | None, side: int) -> Bundle:
-    return _loaded(dataset, seed, data_dir, limit).padded(side)
+def _public(name: str | None, dataset: str, seed: int, data_dir: str | None, limit: int) -> ArrayDataset:
+    return load_public(name, dataset=dataset, seed=seed, data_dir=data_dir, limit=limit)
+
+
+@functools.lru_cache(maxsize=1)
+def _padded(key: tuple[str, int, str | None, int | None, bool], side: int) -> Bundle:
+    return _loaded(*key).padded(side)
 
 
 @functools.lru_cache(maxsize=2)
 def _splits(
-    dataset: str, spec: str, clients: int, seed: int, data_dir: str | None, limit: int | None
+    spec: str, clients: int, seed: int, key: tuple[str, int, str | None, int | None, bool]
 ) -> list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
-    labels = _loaded(dataset, seed, data_dir, limit).train.y
+    labels = _loaded(*key).train.y
     parts = partition(labels, spec, num_clients=clients, seed=seed)
     return [split(labels, part, seed=derive_seed(seed, "split", i)) for i, part in enumerate(parts)]
 

@@ -80,6 +80,8 @@ class KDStrategy(Strategy):
     """By phase, the payload that an answer must have."""
     reply_arrays: ClassVar[frozenset[str]] = frozenset({"train"})
     """Phases whose answers hold the model's arrays."""
+    reply_metrics: ClassVar[frozenset[str]] = frozenset()
+    """Metrics of the method's own in its clients' answers, whose means go into the round's train metrics."""
     sends_weights: ClassVar[bool] = True
     """Whether there are global arrays, which every client's model must match."""
 
@@ -153,6 +155,17 @@ class KDStrategy(Strategy):
         known = list(self._nodes.values()) or self._candidates or [node]
         return Counter(kind(each) for each in known).most_common(1)[0][0]
 
+    def begin(self, nodes: list[Node]) -> None:
+        """Prepare a run, or what is left of one that is resumed; nothing by default.
+
+        Called once, before the first round, with the clients that are there; :attr:`template` is known.
+
+        Raises
+        ------
+        ConfigError
+            If an option does not go with the clients or the model.
+        """
+
     def select(self, phase: str, server_round: int, nodes: list[Node], answered: list[Node]) -> list[Node]:
         """Return who takes part in a phase.
 
@@ -198,6 +211,13 @@ class KDStrategy(Strategy):
             return None
         models, weights = [reply.arrays for reply in replies], [reply.num_examples for reply in replies]
         return self.template.record(weighted_mean(models, weights))
+
+    def finish_round(self, server_round: int, arrays: ArrayRecord | None) -> ArrayRecord | None:
+        """End a round in which at least one answer came; return new global arrays, or None to keep them.
+
+        For a method whose phases leave something to be done together. Nothing by default.
+        """
+        return None
 
     def state_arrays(self) -> dict[str, NDArray]:
         """Return the method's own state between rounds, as named arrays; nothing by default."""
@@ -273,7 +293,7 @@ class KDStrategy(Strategy):
         assert arrays is not None
         result.arrays = arrays
         self._evaluate_at_server(evaluate_fn, first - 1, arrays, result, None)
-        self._wait_for_nodes(grid)
+        self.begin(self._wait_for_nodes(grid))
 
         for server_round in range(first, num_rounds + 1):
             begun = time.monotonic()
@@ -299,6 +319,8 @@ class KDStrategy(Strategy):
                 arrays = arrays if new is None else new
                 # Else it would still be held while the next answers come in.
                 del replies
+            if train_replies:
+                arrays = self.finish_round(server_round, arrays) or arrays
             self._summarise(train_replies, result)
             result.arrays = arrays
             self._evaluate_at_clients(grid, server_round, nodes, arrays, dict(evaluate_config or {}), result)
@@ -328,7 +350,7 @@ class KDStrategy(Strategy):
             )
         if server_round == 1 or not self._begun:
             self._begin(arrays)
-            self._wait_for_nodes(grid)
+            self.begin(self._wait_for_nodes(grid))
         self.stats = RoundStats(server_round)
         nodes = self._refresh_nodes(grid)
         self._present = nodes
@@ -350,6 +372,7 @@ class KDStrategy(Strategy):
         if not checked:
             return None, None
         new = self.aggregate_phase(phase, server_round, checked, self._hooked_arrays)
+        new = self.finish_round(server_round, new or self._hooked_arrays) or new
         return new, result.train_metrics_clientapp.get(server_round)
 
     def configure_evaluate(
@@ -386,13 +409,13 @@ class KDStrategy(Strategy):
         self.load_state_arrays({})
         self._begun = True
 
-    def _wait_for_nodes(self, grid: Grid) -> None:
-        """Wait for enough fitting nodes: in a simulation, none may be registered at first."""
+    def _wait_for_nodes(self, grid: Grid) -> list[Node]:
+        """Wait for enough fitting nodes, and return them: in a simulation, none may be registered at first."""
         end, pause, told = time.monotonic() + self._timeout, _POLL_FIRST, -1
         while True:
             nodes = self._refresh_nodes(grid)
             if len(nodes) >= self.min_available_nodes:
-                return
+                return nodes
             if self._refused:
                 reasons = "; ".join(f"node {node}: {why}" for node, why in sorted(self._refused.items()))
                 raise HandshakeError(
@@ -626,6 +649,10 @@ class KDStrategy(Strategy):
             self.stats.train_loss = metrics["train-loss"] = float(
                 np.average([loss for loss, _ in losses], weights=weights)
             )
+        for name in sorted(self.reply_metrics):
+            values = [reply.metrics[name] for reply in replies if name in reply.metrics]
+            if values:
+                metrics[name] = float(np.mean(values))
         if metrics:
             result.train_metrics_clientapp[self.stats.server_round] = MetricRecord(metrics)
 

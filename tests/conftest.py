@@ -58,6 +58,8 @@ class Federation:
 
     def strategy(self, *settings: str, **options: Any) -> KDStrategy:
         options.setdefault("min_available_nodes", self.clients)
+        if self.method.public_data == "server":
+            options = {"model": small_model(), "public_data": blobs(32, 200), "device": "cpu", **options}
         quick = ["local-epochs=1", "batch-size=8", "optimizer=adam", "learning-rate=0.005"]
         return self.method.strategy(self.method.config([*quick, *settings]), **options)
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flwr_kd.aggregation import weighted_mean
+from flwr_kd.aggregation import shares, weighted_mean
 
 repeatable = settings(max_examples=60, deadline=None, derandomize=True)
 weight_lists = st.lists(st.integers(0, 10_000) | st.floats(0, 1e6), min_size=1, max_size=6)
@@ -133,12 +133,37 @@ def test_models_without_arrays() -> None:
         ([], [], "at least one expected, got 0, 0"),
         ([[np.zeros(1)]], [1, 2], "as many weights as models .* got 1, 2"),
         ([[np.zeros(1)], [np.zeros(1)]], [1], "as many weights as models .* got 2, 1"),
-        ([[np.zeros(1)]], [-1], r"weights must be finite and at least 0, got \[-1\]"),
-        ([[np.zeros(1)], [np.zeros(1)]], [1, math.nan], r"finite and at least 0, got \[1, nan\]"),
-        ([[np.zeros(1)], [np.zeros(1)]], [1, math.inf], r"finite and at least 0, got \[1, inf\]"),
+        ([[np.zeros(1)]], [-1], r"weights must be finite, at least 0 and not none, got \[-1\]"),
+        ([[np.zeros(1)], [np.zeros(1)]], [1, math.nan], r"finite, at least 0 and not none, got \[1, nan\]"),
+        ([[np.zeros(1)], [np.zeros(1)]], [1, math.inf], r"finite, at least 0 and not none, got \[1, inf\]"),
         ([[np.zeros(1)], [np.zeros(1), np.zeros(1)]], [1, 1], "zip"),
     ],
 )
 def test_refused(models: Any, weights: list[float], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         weighted_mean(models, weights)
+
+
+@repeatable
+@given(weight_lists)
+def test_shares_match_loops(weights: list[float]) -> None:
+    found = shares(weights)
+    assert (found.dtype, found.shape) == (np.float64, (len(weights),))
+    total = math.fsum(weights)
+    expected = [w / total for w in weights] if total > 0 else [1 / len(weights)] * len(weights)
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+    assert math.fsum(found) == pytest.approx(1, abs=1e-12)
+
+
+def test_shares_are_a_copy() -> None:
+    weights = np.array([1.0, 3.0])
+    shares(weights)[0] = 9  # type: ignore[arg-type]
+    assert weights.tolist() == [1.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    "weights", [[], [-1], [1, -1e-9], [math.nan], [1, math.inf], [math.inf, -math.inf], [2, -1]]
+)
+def test_no_shares(weights: list[float]) -> None:
+    with pytest.raises(ValueError, match="weights must be finite, at least 0 and not none, got"):
+        shares(weights)

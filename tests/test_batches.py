@@ -393,6 +393,112 @@ class TestPositions:
         assert len(list(source.shuffled(3, generator()))) == 2
 
 
+class TestRows:
+    """Some of the samples only."""
+
+    ROWS = torch.tensor([8, 1, 5, 3, 6])
+
+    @any_source
+    def test_ordered(self, make: Any) -> None:
+        source = batches(make(9))
+        assert ids(source.ordered(2, self.ROWS)) == [[8, 1], [5, 3], [6]]
+        assert ids(source.ordered(100, self.ROWS)) == [self.ROWS.tolist()]
+        assert ids(source.ordered(3, self.ROWS[:0])) == []
+
+    @any_source
+    def test_indexed(self, make: Any) -> None:
+        source = batches(make(9))
+        found = list(source.indexed(2, generator(), self.ROWS))
+        # a last single sample joins the batch before; the loaders have a batch size of 4 of their own
+        assert [len(rows) for _, _, rows in found] in ([2, 3], [5])
+        for x, y, rows in found:
+            assert x[:, 0].tolist() == rows.tolist()
+            assert y.tolist() == [int(row) % 3 for row in rows]
+        assert sorted(row for _, _, rows in found for row in rows.tolist()) == sorted(self.ROWS.tolist())
+        assert list(source.indexed(2, generator(), self.ROWS[:0])) == []
+
+    def test_the_generator_decides(self) -> None:
+        def order(seed: int) -> list[int]:
+            found = batches(pairs(30)).indexed(4, generator(seed), torch.arange(10, 25))
+            return [row for _, _, rows in found for row in rows.tolist()]
+
+        assert order(1) == order(1) != order(2)
+        assert order(1) != sorted(order(1)) == list(range(10, 25))
+
+    def test_all_rows_are_an_epoch(self) -> None:
+        source = batches(pairs(7))
+        some = [rows.tolist() for _, _, rows in source.indexed(3, generator(), torch.arange(7))]
+        assert some == [rows.tolist() for _, _, rows in source.indexed(3, generator())]
+
+    def test_a_loaders_own_sampler_has_no_say(self) -> None:
+        source = batches(DataLoader(pairs(9), batch_size=2, sampler=SubsetRandomSampler([0, 2])))
+        found = [rows.tolist() for _, _, rows in source.indexed(5, generator(), self.ROWS)]
+        assert [len(rows) for rows in found] == [2, 3]
+        assert sorted(flat(found)) == sorted(self.ROWS.tolist())
+        assert flat(ids(source.ordered(2, self.ROWS))) == self.ROWS.tolist()
+
+    def test_drop_last(self) -> None:
+        source = batches(DataLoader(pairs(9), batch_size=2, drop_last=True))
+        found = [rows.tolist() for _, _, rows in source.indexed(5, generator(), self.ROWS)]
+        assert [len(rows) for rows in found] == [2, 2]
+        assert set(flat(found)) < set(self.ROWS.tolist())
+
+
+def bare(size: int) -> Items:
+    return Items([x for x, _ in pairs(size).items])
+
+
+UNLABELLED = {
+    **SOURCES,
+    "bare": bare,
+    "one-tuples": lambda n: Items([(x,) for x in bare(n).items]),
+    "one tensor": lambda n: TensorDataset(stacked(n)[0]),
+    "loader of one tensor": lambda n: DataLoader(TensorDataset(stacked(n)[0]), batch_size=4),
+    "loader of bare": lambda n: DataLoader(bare(n), batch_size=4, shuffle=True),
+    "dicts without": lambda n: Items([{"image": x} for x in bare(n).items]),
+    "dicts with two labels": lambda n: Items([{"image": x, "label": 0, "y": 1} for x in bare(n).items]),
+    "text labels": lambda n: Items([(x, "cat") for x in bare(n).items]),
+    "huge labels": lambda n: Items([(x, 10**6) for x in bare(n).items]),
+    "float labels": lambda n: TensorDataset(stacked(n)[0], torch.full((n,), 0.5)),
+}
+
+
+class TestUnlabelled:
+    @pytest.mark.parametrize("make", UNLABELLED.values(), ids=UNLABELLED.keys())
+    def test_labels_are_not_looked_at(self, make: Any) -> None:
+        source = batches(make(9), 0, labelled=False)
+        assert source.example().tolist() == [[0.0, 0.0]]
+        epochs = [source.ordered(4), source.shuffled(4, generator()), source.indexed(4, generator())]
+        for epoch in epochs:
+            rows = []
+            for x, y, *_ in epoch:
+                assert (y.dtype, y.tolist()) == (torch.int64, [0] * len(x))
+                assert torch.equal(x[:, 1], -x[:, 0])
+                rows += x[:, 0].int().tolist()
+            assert sorted(rows) == list(range(9))
+        # in the set's order
+        ordered = torch.cat([x for x, _ in source.ordered(4)])
+        assert ordered[:, 0].tolist() == list(range(9))
+
+    @pytest.mark.parametrize("name", ["bare", "one-tuples", "one tensor", "dicts without"])
+    def test_labelled_is_the_default(self, name: str) -> None:
+        with pytest.raises(DatasetError, match=r"pairs \(x, y\) or dicts|name label_key"):
+            list(batches(UNLABELLED[name](4)).ordered(2))
+
+    @pytest.mark.parametrize(
+        ("item", "text"),
+        [
+            ((torch.zeros(2), 0, 1), r"items must be inputs, pairs \(x, y\) or dicts, got \w+ of 3"),
+            ("text", "items must be inputs, pairs|inputs must be tensors"),
+            ({"sound": torch.zeros(1)}, "name input_key"),
+            ({"x": "text"}, "inputs must be tensors, got list"),
+        ],
+    )
+    def test_what_cannot_be_used(self, item: Any, text: str) -> None:
+        with pytest.raises(DatasetError, match=text):
+            list(batches(Items([item] * 3), 0, labelled=False).ordered(3))
+
+
 def test_into_batches() -> None:
     order = torch.arange(7)
     assert [len(b) for b in into_batches(order, 3)] == [3, 4]

@@ -21,6 +21,7 @@ from flwr_kd.payload import Payload, PayloadError
 from flwr_kd.seeding import derive_seed, forked_global_rng, numpy_generator, torch_generator
 from flwr_kd.strategy import KDStrategy, NDArray, Node, Outgoing, Reply
 from flwr_kd.training import fit, make_optimizer
+from flwr_kd.weights import get_weights, load_weights
 from flwr_kd.wire import ArrayTemplate
 
 from .config import FedGKTConfig
@@ -79,7 +80,7 @@ class FedGKT(KDStrategy):
         self.device = resolve_device(device)
         self.server_model = server_model
         try:
-            self._given = None if server_model is None else _weights(server_model)
+            self._given = None if server_model is None else get_weights(server_model)
         except (TypeError, ValueError, RuntimeError) as error:  # lazy layers, bfloat16
             raise ConfigError(
                 f"server_model must have initialised weights of numpy's types: {error}"
@@ -170,7 +171,7 @@ class FedGKT(KDStrategy):
         """Return the predictor's weights and the clients' logits; nothing before the first answers."""
         if not self._trained:
             return {}
-        weights = self._restored or _weights(cast(nn.Module, self.server_model))
+        weights = self._restored or get_weights(cast(nn.Module, self.server_model))
         state = {f"server/{name}": value for name, value in weights.items()}
         return state | {f"logits/{key}": logits for key, logits in self.logits.items()}
 
@@ -191,7 +192,7 @@ class FedGKT(KDStrategy):
             other = ArrayTemplate.of_ndarrays(self._given).difference(ArrayTemplate.of_ndarrays(weights))
             if other is not None:
                 raise ConfigError(f"the checkpoint's predictor is not server_model: {other}")
-            _load(cast(nn.Module, self.server_model), weights)
+            load_weights(cast(nn.Module, self.server_model), weights)
             self._restored = {}
 
     # ------------------------------------------------------------------ the server's model
@@ -203,7 +204,7 @@ class FedGKT(KDStrategy):
                 node.feature_shape, num_classes=node.num_classes, seed=derive_seed(self.seed, "server-model")
             )
         if self._restored:
-            _load(self.server_model, self._restored)
+            load_weights(self.server_model, self._restored)
             self._restored = {}
         return self.server_model.to(self.device)
 
@@ -213,7 +214,7 @@ class FedGKT(KDStrategy):
         if self._given is None:
             if self._restored:
                 made = build_predictor(shape, num_classes=classes, seed=0)
-                template = ArrayTemplate.of_ndarrays(_weights(made))
+                template = ArrayTemplate.of_ndarrays(get_weights(made))
                 other = template.difference(ArrayTemplate.of_ndarrays(self._restored))
                 if other is not None:
                     return f"the checkpoint's predictor is not for features {list(shape)}: {other}"
@@ -343,11 +344,3 @@ class _Rows:
 
 def _logits(reply: Reply) -> NDArray:
     return cast(ClientFeatures, reply.payload).logits.copy()
-
-
-def _weights(model: nn.Module) -> dict[str, NDArray]:
-    return {name: value.detach().cpu().numpy().copy() for name, value in model.state_dict().items()}
-
-
-def _load(model: nn.Module, weights: Mapping[str, NDArray]) -> None:
-    model.load_state_dict({name: torch.from_numpy(np.array(value)) for name, value in weights.items()})

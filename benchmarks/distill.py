@@ -1,0 +1,167 @@
+"""What distilling an ensemble costs: teachers that run once per sample, against a loop that asks all in each step.
+
+Both distil K = 20 CNNs into one over 1,000 samples of 1×28×28 in 5 epochs with batches of 128.
+The loop holds K modules and asks all of them in each step, as research code does.
+
+Usage: python benchmarks/distill.py [--out FILE]     (about five minutes on 2 cores)
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from flwr_kd.batches import Batches
+from flwr_kd.config import DistillationConfig
+from flwr_kd.data import ArrayDataset
+from flwr_kd.ensemble import distil_ensemble
+from flwr_kd.models import build_model
+from flwr_kd.results import versions
+from flwr_kd.weights import get_weights, load_weights
+
+TEACHERS, SAMPLES, EPOCHS, BATCH = 20, 1000, 5, 128
+SHAPE, CLASSES, REPEATS = (1, 28, 28), 10, 5
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, help="write the numbers as JSON")
+    parser.add_argument("--memory", choices=("once", "loop"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    if options.memory:
+        print(json.dumps(memory(options.memory)))
+        return
+    found: dict[str, Any] = {"versions": versions(), "processor": processor(), "cores": os.cpu_count()}
+    found["threads"] = torch.get_num_threads()
+    found |= {"teachers": TEACHERS, "samples": SAMPLES, "epochs": EPOCHS, "batch": BATCH, "repeats": REPEATS}
+    found |= speed()
+    found["memory"] = {
+        kind: json.loads(
+            subprocess.run(
+                [sys.executable, __file__, "--memory", kind], check=True, capture_output=True, text=True
+            ).stdout
+        )
+        for kind in ("once", "loop")
+    }
+    text = json.dumps(found, indent=2)
+    print(text)
+    if options.out:
+        options.out.write_text(text + "\n", encoding="utf-8")
+    assert found["passes_once"] == TEACHERS * SAMPLES, found["passes_once"]
+    assert found["passes_loop"] == TEACHERS * SAMPLES * EPOCHS, found["passes_loop"]
+
+
+def cnn(seed: int) -> nn.Module:
+    return build_model("cnn", input_shape=SHAPE, num_classes=CLASSES, seed=seed)
+
+
+def samples() -> ArrayDataset:
+    draw = torch.Generator().manual_seed(0)
+    return ArrayDataset(torch.randn(SAMPLES, *SHAPE, generator=draw), torch.arange(SAMPLES) % CLASSES)
+
+
+class Counter:
+    """Counts the samples that pass a module without gradient: those of a teacher, and those of validation."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+
+    def __call__(self, module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        if not torch.is_grad_enabled():
+            self.rows += len(args[0])
+
+
+def once(teachers: list[dict[str, Any]], student: dict[str, Any], counter: Counter) -> None:
+    """Distil as the strategies do; nothing is held out, so that both ways run the same steps."""
+    model = cnn(0)
+    model.register_forward_pre_hook(counter)
+    distil_ensemble(
+        model,
+        student,
+        teachers,
+        [1.0] * TEACHERS,
+        Batches(samples(), num_classes=CLASSES),
+        DistillationConfig(batch_size=BATCH, validation_share=0.0),
+        epochs=EPOCHS,
+        learning_rate=1e-3,
+        seed=0,
+        device=torch.device("cpu"),
+    )
+
+
+def loop(teachers: list[dict[str, Any]], student: dict[str, Any], counter: Counter) -> None:
+    """Run all teachers in every step, each a module of its own."""
+    modules = []
+    for k, weights in enumerate(teachers):
+        module = cnn(k)
+        load_weights(module, weights)
+        module.eval()
+        module.register_forward_pre_hook(counter)
+        modules.append(module)
+    model = cnn(0)
+    load_weights(model, student)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, weight_decay=1e-4)
+    draw, data = torch.Generator().manual_seed(0), samples()
+    for _ in range(EPOCHS):
+        for rows in torch.randperm(SAMPLES, generator=draw).split(BATCH):
+            x = data.x[rows]
+            with torch.no_grad():
+                target = torch.stack([F.softmax(module(x), dim=1) for module in modules]).mean(dim=0)
+            model.train()
+            loss = -(target * F.log_softmax(model(x), dim=1)).sum(dim=1).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+
+WAYS = {"once": once, "loop": loop}
+
+
+def speed() -> dict[str, Any]:
+    """Time both, in turn, so that they share the machine's load; the ratio is the median of the pairs'."""
+    teachers, student = [get_weights(cnn(k)) for k in range(1, TEACHERS + 1)], get_weights(cnn(0))
+    seconds: dict[str, list[float]] = {name: [] for name in WAYS}
+    passes = {}
+    for _ in range(REPEATS):
+        for name, way in WAYS.items():
+            counter, begun = Counter(), time.perf_counter()
+            way(teachers, student, counter)
+            seconds[name].append(time.perf_counter() - begun)
+            passes[f"passes_{name}"] = counter.rows
+    ratio = statistics.median(b / a for a, b in zip(seconds["once"], seconds["loop"], strict=True))
+    return {**{f"seconds_{n}": statistics.median(v) for n, v in seconds.items()}, "ratio": ratio, **passes}
+
+
+def memory(kind: str) -> dict[str, float]:
+    """Return the bytes of the teachers' arrays, which both are given, and the process's peak above them."""
+    teachers, student = [get_weights(cnn(k)) for k in range(1, TEACHERS + 1)], get_weights(cnn(0))
+    arrays = sum(value.nbytes for weights in teachers for value in weights.values())
+    start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    WAYS[kind](teachers, student, Counter())
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    one = sum(value.nbytes for value in student.values())
+    return {"teachers": arrays, "one_model": one, "peak_above_start": peak - start}
+
+
+def processor() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return named[0] if named else platform.processor() or platform.machine()
+
+
+if __name__ == "__main__":
+    main()

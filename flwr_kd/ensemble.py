@@ -1,0 +1,374 @@
+"""Distilling an ensemble of models into one: the teachers' outputs, and the loop with early stopping.
+
+Used by leaders on their own data (FedHEAD) and by servers on public data (FedDF, FedHEAD+).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from logging import INFO, WARNING
+from typing import Any, NamedTuple, cast
+
+import numpy.typing as npt
+import torch
+from flwr.common.logger import log
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, Dataset
+
+from .aggregation import shares
+from .batches import Batches, DatasetError
+from .client import resolve_device
+from .config import ConfigError, DistillationConfig
+from .distillation import cross_entropy_soft
+from .seeding import forked_global_rng, torch_generator
+from .training import fit, make_optimizer
+from .weights import get_weights, load_weights
+from .wire import ArrayTemplate
+
+__all__ = ["AVERAGES", "Distilled", "ServerDistiller", "distil_ensemble", "ensemble_targets", "hold_out"]
+
+NDArray = npt.NDArray[Any]
+Weights = Mapping[str, NDArray]
+AVERAGES = ("logits", "probabilities")
+_BLOCK_BYTES = 256 * 1024**2
+
+
+class Distilled(NamedTuple):
+    """What a distillation did: epochs, the last one's mean loss, the lowest validation loss, teachers left out."""
+
+    epochs: int
+    loss: float
+    validation_loss: float | None
+    left_out: tuple[int, ...] = ()
+
+
+@torch.no_grad()
+def ensemble_targets(
+    model: nn.Module,
+    teachers: Sequence[Weights],
+    weights: Sequence[float],
+    inputs: Callable[[], Iterable[Tensor]],
+    *,
+    average: str = "probabilities",
+) -> tuple[Tensor, tuple[int, ...]]:
+    r"""Return the probabilities of an ensemble, :math:`\sum_k p_k f(x; w_k)` with :math:`p_k` the weights' shares.
+
+    Source: FedHEAD, section 3.1, where f is the softmax output. With ``average="logits"`` f is the logits, and
+    the softmax is taken of their mean: FedDF (Lin et al., NeurIPS 2020), algorithm 1.
+
+    Each teacher in turn is loaded into the one model and sees each sample once, in eval mode. A teacher with
+    an output that is not finite has no part in the ensemble.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Logits ``[B, C]``. It is left in eval mode, with some teacher's weights.
+    teachers : sequence of mapping
+        Named arrays, at least one.
+    weights : sequence of float
+        At least 0, one per teacher; all alike if all are 0.
+    inputs : callable
+        Returns the batches ``[B, ...]`` that have the model's device, each time the same. Called once, unless
+        a teacher is left out.
+    average : str
+        ``"probabilities"`` or ``"logits"``.
+
+    Returns
+    -------
+    targets : Tensor
+        ``[N, C]``, on the CPU; rows sum to 1.
+    left_out : tuple of int
+        Positions of the teachers that had no part.
+
+    Raises
+    ------
+    ValueError
+        If there are no teachers, another number of weights, a negative weight, or an unknown average.
+    FloatingPointError
+        If no teacher is left.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> model = nn.Linear(1, 2, bias=False)
+    >>> teachers = [{"weight": np.float32([[5], [-5]])}, {"weight": np.float32([[0], [0]])}]
+    >>> targets, _ = ensemble_targets(model, teachers, [1, 3], lambda: [torch.ones(1, 1)])
+    >>> [round(p, 3) for p in targets[0].tolist()]
+    [0.625, 0.375]
+    """
+    if average not in AVERAGES:
+        raise ValueError(f"average must be one of {', '.join(AVERAGES)}, got {average!r}")
+    if not teachers or len(teachers) != len(weights):
+        raise ValueError(
+            f"a weight per teacher and at least one expected, got {len(teachers)}, {len(weights)}"
+        )
+    left = list(range(len(teachers)))
+    while left:
+        share = shares([weights[k] for k in left])
+        parts, bad = [], set()
+        for block in _blocks(inputs()):
+            total: Tensor | float = 0.0
+            for k, p in zip(left, share, strict=True):
+                load_weights(model, teachers[k])
+                model.eval()
+                logits = torch.cat([model(x).cpu().double() for x in block])
+                if not bool(torch.isfinite(logits).all()):
+                    bad.add(k)
+                    continue
+                total = total + p * (logits if average == "logits" else F.softmax(logits, dim=1))
+            if bad:
+                break
+            parts.append(cast(Tensor, total))
+        if not bad:
+            found = torch.cat(parts) if parts else torch.zeros(0, 0)
+            targets = F.softmax(found, dim=1) if average == "logits" else found
+            return targets.float(), tuple(k for k in range(len(teachers)) if k not in left)
+        left = [k for k in left if k not in bad]
+    raise FloatingPointError("no teacher has finite outputs")
+
+
+def _blocks(batches: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    """Gather batches, so that each teacher is loaded once for many and no data set need be in memory."""
+    block: list[Tensor] = []
+    size = 0
+    for x in batches:
+        block.append(x)
+        size += x.numel() * x.element_size()
+        if size >= _BLOCK_BYTES:
+            yield block
+            block, size = [], 0
+    if block:
+        yield block
+
+
+def hold_out(count: int, share: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Draw the rows to train on and, apart from them, the rows of the validation loss; both ascending.
+
+    The latter are the share rounded to the nearest number: none of a few samples.
+
+    >>> train, validation = hold_out(20, 0.1, torch.Generator().manual_seed(0))
+    >>> len(train), len(validation), sorted([*train.tolist(), *validation.tolist()]) == list(range(20))
+    (18, 2, True)
+    """
+    order = torch.randperm(count, generator=generator)
+    size = min(int(count * share + 0.5), max(count - 1, 0))
+    return order[size:].sort().values, order[:size].sort().values
+
+
+def distil_ensemble(
+    model: nn.Module,
+    student: Weights,
+    teachers: Sequence[Weights],
+    weights: Sequence[float],
+    samples: Batches,
+    config: DistillationConfig,
+    *,
+    epochs: int,
+    learning_rate: float,
+    seed: int,
+    device: torch.device,
+    average: str = "probabilities",
+) -> Distilled:
+    """Train a student on the ensemble's probabilities; the model ends as the student, in eval mode.
+
+    The loss is the cross-entropy against :func:`ensemble_targets`, which are made once. After each epoch it is
+    taken of the held-out samples, too, in eval mode; it ends early after ``config.patience`` epochs in turn that
+    did not lower it, the student's own before the first epoch included. With nothing held out (no sample or
+    a share that rounds to none) all epochs are run, and the last weights kept.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Logits ``[B, C]``; holds one teacher after the other and then the student.
+    student : mapping
+        Named arrays to begin with.
+    teachers, weights, average
+        See :func:`ensemble_targets`.
+    samples : Batches
+        Labels are not looked at.
+    config : DistillationConfig
+        Batch size, optimiser, patience, held-out share, which weights are kept.
+    epochs : int
+        At most so many.
+    learning_rate : float
+        Of a fresh optimiser.
+    seed : int
+        Of what is held out, and of the order of the batches.
+    device : torch.device
+        The model's.
+
+    Raises
+    ------
+    FloatingPointError
+        If the loss or the student's weights are no longer finite, or no teacher has finite outputs.
+    """
+    size = max(config.batch_size, 256)
+
+    def inputs() -> Iterator[Tensor]:
+        return (x.to(device) for x, _ in samples.ordered(size))
+
+    targets, left_out = ensemble_targets(model, teachers, weights, inputs, average=average)
+    if len(targets) != len(samples):
+        raise DatasetError(f"collate_fn returned {len(targets)} samples of {len(samples)}")
+    load_weights(model, student)
+    rows, held_out = hold_out(len(samples), config.validation_share, torch_generator(seed, "hold-out"))
+    order = torch_generator(seed, "order")
+    optimizer = make_optimizer(model, config, learning_rate)
+
+    def epoch() -> Iterator[tuple[Tensor, ...]]:
+        for x, _, chunk in samples.indexed(config.batch_size, order, rows):
+            yield x.to(device), targets[chunk].to(device)
+
+    def loss(x: Tensor, target: Tensor) -> Tensor:
+        return cross_entropy_soft(target, model(x))
+
+    @torch.no_grad()
+    def validate() -> float:
+        model.eval()
+        total = 0.0
+        for (x, _), target in zip(
+            samples.ordered(size, held_out), torch.split(targets[held_out], size), strict=True
+        ):
+            total += float(loss(x.to(device), target.to(device))) * len(target)
+        return total / len(held_out)
+
+    lowest = validate() if len(held_out) else None
+    best: dict[str, Tensor] | None = None
+    if lowest is not None and config.keep == "best":
+        best = copy.deepcopy(model.state_dict())
+    mean, done, waited = 0.0, 0, 0
+    while done < epochs and waited < config.patience:
+        mean = fit(model, optimizer, epoch, loss, epochs=1)
+        done += 1
+        if lowest is None:
+            continue
+        found = validate()
+        waited += 1
+        if found < lowest:
+            lowest, waited = found, 0
+            best = None if best is None else copy.deepcopy(model.state_dict())
+    if best is not None:
+        model.load_state_dict(best)
+    if not all(bool(torch.isfinite(value).all()) for value in model.state_dict().values()):
+        raise FloatingPointError("the student's weights are no longer finite: try a smaller learning-rate")
+    model.eval()
+    return Distilled(done, mean, lowest, left_out)
+
+
+class ServerDistiller:
+    """A server's own distillation: clients' models are the teachers, public data are the samples.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Of the clients' architecture, logits ``[B, C]``; only its structure matters. A copy is used.
+    public_data : Dataset or DataLoader
+        Map-style, of inputs alone, of pairs or of dicts; labels are not looked at.
+    device : str or torch.device
+        ``"auto"``: CUDA, else MPS, else CPU.
+    input_key : str, optional
+        Key of the inputs in dict items, where it cannot be guessed.
+
+    Raises
+    ------
+    ConfigError
+        If the device is not there, or the model does not take the public data.
+    DatasetError
+        If the public data has no length, no index or no samples.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        public_data: Dataset[Any] | DataLoader[Any],
+        *,
+        device: str | torch.device = "auto",
+        input_key: str | None = None,
+    ) -> None:
+        self.device = resolve_device(device)
+        self.model = copy.deepcopy(model).to(self.device)
+        self.samples = Batches(public_data, num_classes=0, input_key=input_key, labelled=False)
+        if not len(self.samples):
+            raise DatasetError("public_data is empty: distillation needs at least one sample")
+        self.num_classes = self._try()
+
+    @torch.no_grad()
+    def _try(self) -> int:
+        x = self.samples.example().to(self.device)
+        try:
+            logits = self.model.eval()(x)
+        except Exception as error:  # whatever a user's module raises on a shape that it does not take
+            reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
+            raise ConfigError(
+                f"model does not take public_data of shape {list(x.shape[1:])}: {reason}"
+            ) from None
+        if logits.ndim != 2 or len(logits) != 1:
+            raise ConfigError(f"model must return logits [B, C], got {list(logits.shape)} of one sample")
+        return int(logits.shape[1])
+
+    def check(self, template: ArrayTemplate) -> None:
+        """Refuse a global model that is not of this architecture.
+
+        Raises
+        ------
+        ConfigError
+            With the first difference.
+        """
+        other = template.difference(ArrayTemplate.of_ndarrays(get_weights(self.model)))
+        if other is not None:
+            raise ConfigError(f"model is not what initial_arrays are of: {other}")
+
+    def distil(
+        self,
+        template: ArrayTemplate,
+        student: Sequence[NDArray],
+        teachers: Sequence[Sequence[NDArray]],
+        weights: Sequence[float],
+        config: DistillationConfig,
+        *,
+        epochs: int,
+        server_round: int,
+        seed: int,
+        average: str = "probabilities",
+    ) -> list[NDArray]:
+        """Return the distilled student, all arrays in the template's order.
+
+        Where distillation leads beyond all numbers the student comes back as it was, with a warning: what clients
+        sent may be the cause.
+        """
+
+        def named(arrays: Sequence[NDArray]) -> dict[str, NDArray]:
+            return dict(zip(template.names, arrays, strict=True))
+
+        try:
+            with forked_global_rng(seed, self.model, self.device):
+                done = distil_ensemble(
+                    self.model,
+                    named(student),
+                    [named(teacher) for teacher in teachers],
+                    weights,
+                    self.samples,
+                    config,
+                    epochs=epochs,
+                    learning_rate=config.learning_rate_at(server_round),
+                    seed=seed,
+                    device=self.device,
+                    average=average,
+                )
+        except FloatingPointError as error:
+            log(WARNING, "round %d: the server's distillation is left out: %s", server_round, error)
+            return list(student)
+        if done.left_out:
+            log(
+                WARNING,
+                "round %d: %d of %d teachers have outputs that are not finite and are left out",
+                server_round,
+                len(done.left_out),
+                len(teachers),
+            )
+        validation = "none" if done.validation_loss is None else f"{done.validation_loss:.4f}"
+        log(INFO, "distilled in %d epochs, loss %.4f, validation %s", done.epochs, done.loss, validation)
+        found = get_weights(self.model)
+        return template.check([found[name] for name in template.names])

@@ -1,0 +1,29 @@
+"""A model's weights as named numpy arrays, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+__all__ = ["get_weights", "load_weights"]
+
+NDArray = npt.NDArray[Any]
+
+
+def get_weights(model: nn.Module) -> dict[str, NDArray]:
+    """Return copies of all that a model's ``state_dict`` holds.
+
+    >>> {name: value.shape for name, value in get_weights(nn.Linear(2, 3)).items()}
+    {'weight': (3, 2), 'bias': (3,)}
+    """
+    return {name: value.detach().cpu().numpy().copy() for name, value in model.state_dict().items()}
+
+
+def load_weights(model: nn.Module, weights: Mapping[str, NDArray]) -> None:
+    """Give a model other weights, by name; names and shapes must be its own."""
+    model.load_state_dict({name: torch.from_numpy(np.array(value)) for name, value in weights.items()})
