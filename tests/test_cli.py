@@ -239,7 +239,7 @@ def test_the_same_command_gives_the_same_numbers(command: Command, tmp_path: Pat
 
 
 MISTAKES = [
-    (["simulate", "fedhdk"], ["unknown method 'fedhdk'", "did you mean 'fedhkd'", "fedavg, feddkc-kkr"]),
+    (["simulate", "fedhdk"], ["unknown method 'fedhdk'", "did you mean 'fedhkd'", "fedavg, feddf, feddkc-kkr"]),
     (["compare", "fedavg", "fedprx"], ["unknown method 'fedprx'", "fedprox"]),
     (["methods", "nope"], ["unknown method 'nope'", "fedavg"]),
     (["simulate", "fedavg", "--dataset", "digit"], ["'digit'", "digits", "fashion-mnist"]),

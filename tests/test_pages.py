@@ -202,6 +202,29 @@ def test_feddkcs_results_on_the_page_are_those_of_the_benchmark() -> None:
     assert {tuple(cells[:4]): cells[4:] for cells in table if len(cells) == 9} == clients
 
 
+def test_fedheads_results_on_the_page_are_those_of_the_benchmark() -> None:
+    paths = sorted((ROOT / "benchmarks" / "results").glob("fedhead-*.json"))
+    measured = {}
+    for path in paths:
+        for row in results.load(path).summary():
+            measured[f"`{path.stem.removeprefix('fedhead-')}`", f"`{row['method']}`"] = [
+                f"{100 * row[kind]['mean']:.2f} ± {100 * row[kind]['std']:.2f}"
+                for kind in ("global_accuracy", "local_accuracy")
+            ]
+    table = [cells for cells in rows(section(folder("fedhead") / "README.md", "Results")) if len(cells) == 4]
+    assert len(paths) > 3
+    assert {tuple(cells[:2]): cells[2:] for cells in table} == measured
+
+
+def test_the_speed_of_distillation_on_the_page_is_that_of_the_benchmark() -> None:
+    found = json.loads((ROOT / "benchmarks" / "results" / "distill.json").read_text(encoding="utf-8"))
+    text = " ".join(section(folder("fedhead") / "README.md", "Equations").split())
+    assert f"{found['ratio']:.1f} times faster" in text
+    assert f"{found['passes_once']:,} passes instead of {found['passes_loop']:,}" in text
+    memory = {kind: f"{each['peak_above_start'] / 1e6:.0f} MB" for kind, each in found["memory"].items()}
+    assert f"{memory['once']} above its start, the loop {memory['loop']}" in text
+
+
 def test_the_speed_of_refinement_on_the_page_is_that_of_the_benchmark() -> None:
     found = json.loads((ROOT / "benchmarks" / "results" / "refine.json").read_text(encoding="utf-8"))
     shown = {

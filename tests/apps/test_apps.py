@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import struct
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 from flwr.app import Context, RecordDict
 from flwr.common.config import parse_config_args
@@ -20,6 +22,7 @@ from flwr_kd import registry, results
 from flwr_kd.config import ConfigError
 from flwr_kd.inline import InlineGrid
 from flwr_kd.simulation import Experiment, run
+from flwr_kd.strategies.fedhead import FedHEADConfig
 
 APPS = Path(__file__).resolve().parents[2] / "apps"
 CLIENTS, ROUNDS, SEED = 3, 2, 5
@@ -81,11 +84,43 @@ FEDDKC = App(
         ({"model": "resnet2,resnt4"}, r"resnt4.*resnet4"),
     ),
 )
-every = pytest.mark.parametrize("app", [FEDHKD, FEDDKC], ids=lambda app: app.name)
+FEDHEAD = App(
+    name="fedhead",
+    method="fedhead-plus",
+    listed=frozenset(FedHEADConfig().to_wire()),
+    set={
+        "method": "fedhead-plus",
+        "local-epochs": 2,
+        "sectors": 2,
+        "sector-epochs": 2,
+        "server-epochs": 2,
+    },
+    wrong=(
+        ({"sectors": 0}, r"sectors must be >= 1, got 0"),
+        ({"assignment": "clients"}, r"assignment must be one of random, client, got 'clients'"),
+        ({"method": "fedavg"}, r"method must be one of fedhead, fedhead-plus, got 'fedavg'"),
+        ({"method": "fedhead-plus", "public": "mnst"}, r"mnst.*mnist"),
+        ({"method": "fedhead-plus", "public": "sst2"}, r"'sst2' \(texts\) .* 'digits' \(images\)"),
+        ({"public_limit": 0}, r"public_limit must be a whole number from 1, got 0"),
+        ({"model": "mlp,lenet"}, r"fedhead needs one model for all clients"),
+    ),
+)
+APPLICATIONS = (FEDHKD, FEDDKC, FEDHEAD)
+every = pytest.mark.parametrize("app", APPLICATIONS, ids=lambda app: app.name)
+
+
+def same_rounds(found: results.RunResult, expected: results.RunResult) -> None:
+    assert len(found.rounds) == ROUNDS
+    for ours, theirs in zip(found.rounds, expected.rounds, strict=True):
+        assert (ours.participants, ours.failures) == (CLIENTS, 0)
+        assert (ours.bytes_up, ours.bytes_down) == (theirs.bytes_up, theirs.bytes_down)
+        for name in ("local_accuracy", "local_top5", "global_accuracy", "server_accuracy", "train_loss"):
+            assert getattr(ours, name) == pytest.approx(getattr(theirs, name), abs=1e-6), name
+        assert ours.clients == theirs.clients
 
 
 def test_every_app_is_tested() -> None:
-    assert {FEDHKD.name, FEDDKC.name} == {path.parent.name for path in APPS.glob("*/pyproject.toml")}
+    assert {app.name for app in APPLICATIONS} == {path.parent.name for path in APPS.glob("*/pyproject.toml")}
 
 
 @every
@@ -112,13 +147,7 @@ def test_flwr_run_gives_the_numbers_of_the_simulation(app: App, superlink: Any, 
     assert found.hyperparameters == expected.hyperparameters
     assert comparison.config["clients"] == CLIENTS
     assert f"seed={SEED}" in comparison.command
-    assert len(found.rounds) == ROUNDS
-    for ours, theirs in zip(found.rounds, expected.rounds, strict=True):
-        assert (ours.participants, ours.failures) == (CLIENTS, 0)
-        assert (ours.bytes_up, ours.bytes_down) == (theirs.bytes_up, theirs.bytes_down)
-        for name in ("local_accuracy", "local_top5", "global_accuracy", "server_accuracy", "train_loss"):
-            assert getattr(ours, name) == pytest.approx(getattr(theirs, name), abs=1e-6), name
-        assert ours.clients == theirs.clients
+    same_rounds(found, expected)
 
 
 @every
@@ -191,3 +220,81 @@ def test_settings_are_checked_before_the_work(app: App, module: Module) -> None:
     for settings, message in (*everywhere, *app.wrong):
         with pytest.raises(ValueError, match=message):
             server.main(None, app.context(**settings))
+
+
+@pytest.fixture
+def own_images(tmp_path: Path) -> str:
+    """Return a folder with a small Fashion-MNIST, a set of which nothing is held back unless asked for."""
+    draw = np.random.default_rng(0)
+    for part, size in (("train", 150), ("t10k", 30)):
+        labels = (np.arange(size) % 10).astype(np.uint8)
+        images = draw.integers(0, 128, (size, 28, 28)) + 12 * labels[:, None, None]
+        for name, array in (("images-idx3", images.astype(np.uint8)), ("labels-idx1", labels)):
+            header = struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape)
+            (tmp_path / f"{part}-{name}-ubyte").write_bytes(header + array.tobytes())
+    return str(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "limit"),
+    [
+        ("fedhead", {"dataset": "digits", "public": ""}, 5000),
+        ("fedhead-plus", {"dataset": "digits", "public": ""}, 100),
+        ("fedhead-plus", {"dataset": "fashion-mnist", "public": "fashion-mnist"}, 5000),
+    ],
+)
+def test_fedheads_methods_give_the_numbers_of_the_simulation(
+    name: str, data: dict[str, str], limit: int, own_images: str, module: Module, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    context = FEDHEAD.context(
+        **{**FEDHEAD.set, **data, "method": name, "public_limit": limit, "data_dir": own_images},
+        num_server_rounds=ROUNDS,
+        min_nodes=CLIENTS,
+        seed=SEED,
+        out=str(out),
+    )
+    grid = InlineGrid(module("fedhead", "client_app").app, CLIENTS, run_config=context.run_config)
+    module("fedhead", "server_app").main(grid, context)
+    shared = Experiment(
+        dataset=data["dataset"],
+        public=data["public"] or None,
+        public_limit=limit,
+        data_dir=own_images,
+        clients=CLIENTS,
+        rounds=ROUNDS,
+        seed=SEED,
+        backend="inline",
+        device="cpu",
+    )
+    expected = run(registry.get(name), shared, FedHEADConfig.from_wire(context.run_config))
+    comparison = results.load(out)
+    (found,) = comparison.runs
+    assert (found.method, found.hyperparameters) == (name, expected.hyperparameters)
+    assert (comparison.config["public"], comparison.config["public_limit"]) == (shared.public, limit)
+    same_rounds(found, expected)
+
+
+def test_fedheads_clients_name_their_sectors(module: Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page's SuperNodes, read as Flower reads their command lines."""
+    lines = re.findall(r"^flower-supernode .*$", FEDHEAD.page, flags=re.MULTILINE)
+    words = [shlex.split(line) for line in lines]
+    nodes = [parse_config_args([line[line.index("--node-config") + 1]]) for line in words]
+    assert [node["partition-id"] for node in nodes] == list(range(nodes[0]["num-partitions"]))
+    server = module("fedhead", "server_app")
+    strategies = []
+
+    class Watched(server.FedHEAD):  # type: ignore[misc, name-defined]
+        def begin(self, found: Any) -> None:
+            strategies.append(self)
+            super().begin(found)
+
+    monkeypatch.setattr(server, "FedHEAD", Watched)
+    settings = {**FEDHEAD.set, "method": "fedhead", "assignment": "client"}
+    context = FEDHEAD.context(**settings, num_server_rounds=1, min_nodes=len(nodes))
+    app = module("fedhead", "client_app").app
+    grid = InlineGrid(app, len(nodes), node_configs=nodes, run_config=context.run_config)
+    server.main(grid, context)
+    (strategy,) = strategies
+    assert strategy.sectors == {node["partition-id"]: node["sector"] for node in nodes}
+    assert set(strategy.leaders) == {"north", "south"}

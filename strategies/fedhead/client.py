@@ -1,0 +1,50 @@
+"""FedHEAD's client half: local training and, where it leads its sector, the sector's distillation."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from flwr_kd.client import Answer, KDClient, Task
+from flwr_kd.ensemble import distil_ensemble
+from flwr_kd.payload import PayloadError
+
+from .config import FedHEADConfig
+from .messages import SectorEnsemble
+
+
+class FedHEADClient(KDClient):
+    """Trains on cross-entropy; as a leader it distils its sector's models into the global mean (equation 4).
+
+    A leader's distillation uses its training samples without augmentation (``knowledge_set``), and not their
+    labels. For parameters see :class:`flwr_kd.client.KDClient`.
+    """
+
+    config_class = FedHEADConfig
+
+    def phase_distill(self, task: Task) -> Answer:
+        """Distil the ensemble of the sector's models into z, and return the result."""
+        config, message = cast(FedHEADConfig, task.config), task.read(SectorEnsemble)
+        if message is None:
+            raise PayloadError("a leader needs its sector's weights, none came")
+        models, size = 1 + len(message.weights), len(task.names) or len(self.model.state_dict())
+        if len(task.arrays) != models * size:
+            raise PayloadError(f"{len(task.arrays)} arrays came, expected {models} models of {size}")
+        student, *teachers = (self.named(task, task.arrays[i * size : (i + 1) * size]) for i in range(models))
+        done = distil_ensemble(
+            self.model,
+            student,
+            teachers,
+            message.weights.tolist(),
+            self.knowledge_batches,
+            config,
+            epochs=config.sector_epochs,
+            learning_rate=config.learning_rate_at(task.server_round),
+            seed=task.seed,
+            device=self.device,
+        )
+        metrics = {"distill-epochs": float(done.epochs), "distill-loss": done.loss}
+        return Answer(self.arrays(task.names), num_examples=len(self.knowledge_batches), metrics=metrics)
+
+    def phase_distill_again(self, task: Task) -> Answer:
+        """Do the same in place of a leader that failed."""
+        return self.phase_distill(task)

@@ -1,0 +1,131 @@
+"""FedHEAD's sectors, leaders and communication cost, as pure functions.
+
+The distillation itself is :mod:`flwr_kd.ensemble`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from flwr_kd.aggregation import shares
+from flwr_kd.config import ConfigError
+
+__all__ = ["assign_sectors", "communication_cost", "draw_leader"]
+
+
+def assign_sectors(
+    keys: Iterable[int], sectors: int, rng: np.random.Generator, known: Mapping[int, int] | None = None
+) -> dict[int, int]:
+    """Assign clients to sectors at random, as evenly as can be; those that have a sector keep it.
+
+    Source: FedHEAD, appendix H.1, "randomly partitioned into two sectors".
+
+    Parameters
+    ----------
+    keys : iterable of int
+        The clients. Their order does not matter.
+    sectors : int
+        M, at least 1.
+    rng : Generator
+        Decides who goes where.
+    known : mapping, optional
+        Sectors of clients that have one.
+
+    Returns
+    -------
+    dict
+        Sector ``0..M-1`` of each client, those in ``known`` included. Newcomers fill the smallest sectors: where
+        nothing is known, sizes differ by one at most, and none is empty.
+
+    Raises
+    ------
+    ConfigError
+        If there are fewer clients than sectors, or a known sector is not one of them.
+
+    Examples
+    --------
+    >>> found = assign_sectors(range(5), 2, np.random.default_rng(0))
+    >>> sorted(found), sorted(np.bincount(list(found.values())).tolist())
+    ([0, 1, 2, 3, 4], [2, 3])
+    >>> assign_sectors([7], 2, np.random.default_rng(0))
+    Traceback (most recent call last):
+    flwr_kd.config.ConfigError: sectors must be at most the number of clients, got 2 sectors for 1 clients
+    """
+    found = dict(known or {})
+    new = sorted(set(keys) - set(found))
+    if found and not (min(found.values()) >= 0 and max(found.values()) < sectors):
+        raise ConfigError(f"sectors is {sectors}, but there are clients in sector {max(found.values())}")
+    if len(found) + len(new) < sectors:
+        raise ConfigError(
+            f"sectors must be at most the number of clients, got {sectors} sectors for "
+            f"{len(found) + len(new)} clients"
+        )
+    size = np.bincount(np.array(list(found.values()), dtype=np.int64), minlength=sectors)
+    for i in rng.permutation(len(new)):
+        sector = int(size.argmin())
+        found[new[i]] = sector
+        size[sector] += 1
+    return found
+
+
+def draw_leader(counts: Sequence[int], rng: np.random.Generator, *, leader: str = "random") -> int:
+    r"""Return the position of a sector's leader.
+
+    Source: FedHEAD, algorithm 1, step 3: client k with probability :math:`p_{km} / p_m`; ``"largest"`` is the
+    fixed choice of Table 7.
+
+    Parameters
+    ----------
+    counts : sequence of int
+        Samples of each candidate, at least 0; all are equally likely if all are 0.
+    rng : Generator
+        Used with ``leader="random"``.
+    leader : str
+        ``"random"`` or ``"largest"``; of equally large ones the first.
+
+    Raises
+    ------
+    ValueError
+        If there are no candidates or a count is negative.
+
+    Examples
+    --------
+    >>> draw_leader([10, 30, 20], np.random.default_rng(0), leader="largest")
+    1
+    >>> draw_leader([0, 5, 0], np.random.default_rng(0))
+    1
+    """
+    share = shares(counts)
+    return int(np.argmax(share)) if leader == "largest" else int(rng.choice(len(share), p=share))
+
+
+def communication_cost(method: str, *, sectors: int, clients: int, rounds: int) -> int:
+    """Return the round trips between sectors and server, each of unit cost: FedHEAD's Table 1.
+
+    Traffic inside a sector is left out. It is what a deployment with a node per sector would have; Flower is a
+    star, where all traffic passes the SuperLink.
+
+    Parameters
+    ----------
+    method : str
+        ``"fedavg"`` (hierarchical averaging), ``"feddf"``, ``"fedhead"`` or ``"fedhead-plus"``.
+    sectors, clients, rounds : int
+        M, N and T.
+
+    Raises
+    ------
+    ValueError
+        For another method.
+
+    Examples
+    --------
+    >>> names = ("fedavg", "feddf", "fedhead", "fedhead-plus")
+    >>> [communication_cost(name, sectors=2, clients=20, rounds=50) for name in names]
+    [100, 1000, 200, 200]
+    """
+    per_round = {"fedavg": sectors, "feddf": clients, "fedhead": 2 * sectors, "fedhead-plus": 2 * sectors}
+    if method not in per_round:
+        raise ValueError(f"method must be one of {', '.join(per_round)}, got {method!r}")
+    return per_round[method] * rounds

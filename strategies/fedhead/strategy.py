@@ -1,0 +1,267 @@
+"""FedHEAD's server half: sectors, their leaders, and the means before and after the leaders' distillation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from logging import WARNING
+from typing import Any, cast
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord
+from flwr.common.logger import log
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+from flwr_kd.aggregation import shares, weighted_mean
+from flwr_kd.config import ConfigError
+from flwr_kd.ensemble import ServerDistiller
+from flwr_kd.seeding import derive_seed, numpy_generator
+from flwr_kd.strategy import KDStrategy, NDArray, Node, Outgoing, Reply
+
+from .config import FedHEADConfig
+from .functional import assign_sectors, draw_leader
+from .messages import SectorEnsemble
+
+
+class FedHEAD(KDStrategy):
+    """FedHEAD (Chowdhury et al.), algorithm 1: each sector's leader distils its sector's models on its own data.
+
+    Flower is a star: what the paper sends inside a sector passes the SuperLink here, so that a leader is sent
+    its sector's models by the server. Leaders are drawn among the clients that answered, after local training.
+
+    A leader that fails is replaced once, by another client of its sector drawn in the same way. Where that one
+    fails, too, the mean of the sector's models stands in for the distilled model. A sector without any answer
+    is left out of the round, as is one from which no client is drawn with ``fraction_train`` below 1.
+
+    Parameters
+    ----------
+    config : FedHEADConfig, optional
+        The hyper-parameters.
+    **options
+        See :class:`flwr_kd.strategy.KDStrategy`.
+
+    Attributes
+    ----------
+    sectors : dict
+        Sector of each client, by the client's key: a number, or the text of its node config.
+    leaders : dict
+        Who distilled in the last round, by sector.
+    round_trips : int
+        Between sectors and server in this run (Table 1): two per sector and round, one where nobody distilled.
+
+    Raises
+    ------
+    ConfigError
+        If an option or a hyper-parameter is not allowed; at the start, if there are more sectors than clients.
+    """
+
+    config_class = FedHEADConfig
+    phases = ("train", "distill", "distill-again")
+    reply_arrays = frozenset(phases)
+    reply_metrics = frozenset({"distill-epochs", "distill-loss"})
+
+    def __init__(self, config: FedHEADConfig | None = None, **options: Any) -> None:
+        super().__init__(config, **options)
+        self.sectors: dict[int, int | str] = {}
+        self.leaders: dict[int | str, Node] = {}
+        self.round_trips = 0
+        self._trained = False
+        self._forget_round()
+
+    # ------------------------------------------------------------------ sectors and leaders
+
+    def accept_node(self, node: Node) -> str | None:
+        """Refuse a client that should name its sector and does not."""
+        if cast(FedHEADConfig, self.config).assignment == "client" and not node.sector:
+            return "its node config names no sector, which assignment=client needs"
+        return super().accept_node(node)
+
+    def begin(self, nodes: list[Node]) -> None:
+        """Assign the clients to sectors."""
+        self.round_trips = 0
+        self._assign(nodes)
+
+    def select(self, phase: str, server_round: int, nodes: list[Node], answered: list[Node]) -> list[Node]:
+        """Return everyone who is drawn for training, then the leaders, then those in place of failed ones."""
+        if phase == "train":
+            self._forget_round()
+            self._assign(nodes)
+            drawn = super().select(phase, server_round, nodes, answered)
+            self._drawn |= {self.sectors[node.key] for node in drawn}
+            return drawn
+        chosen = {}
+        for sector, replies in self._replies.items():
+            candidates = [reply for reply in replies if reply.node not in self._asked.get(sector, [])]
+            if candidates and sector not in self._distilled:
+                rng = numpy_generator(self.seed, phase, server_round, sector)
+                kind = cast(FedHEADConfig, self.config).leader
+                position = draw_leader([reply.num_examples for reply in candidates], rng, leader=kind)
+                chosen[sector] = candidates[position].node
+                self._asked.setdefault(sector, []).append(chosen[sector])
+                if phase == "distill-again":
+                    log(
+                        WARNING,
+                        "sector %s: %s leads in place of %s",
+                        sector,
+                        chosen[sector],
+                        self._asked[sector][0],
+                    )
+        return list(chosen.values())
+
+    # ------------------------------------------------------------------ phases
+
+    def configure_phase(
+        self, phase: str, server_round: int, nodes: list[Node], arrays: ArrayRecord | None
+    ) -> Iterable[Outgoing]:
+        """Send the global model; to a leader, z and its sector's models and weights."""
+        if phase == "train":
+            return super().configure_phase(phase, server_round, nodes, arrays)
+        outgoing = []
+        for node in nodes:
+            replies = self._replies[self.sectors[node.key]]
+            models = {f"z/{name}": value for name, value in cast(ArrayRecord, arrays).items()}
+            for k, reply in enumerate(replies):
+                record = self.template.record(reply.arrays)
+                models |= {f"{k}/{name}": value for name, value in record.items()}
+            weights = shares([reply.num_examples for reply in replies])
+            outgoing.append(Outgoing(node, ArrayRecord(models), SectorEnsemble(weights=weights)))
+        return outgoing
+
+    def aggregate_phase(
+        self, phase: str, server_round: int, replies: list[Reply], arrays: ArrayRecord | None
+    ) -> ArrayRecord | None:
+        """Make the sectors' means and their mean z (steps 10 and 13), or keep what the leaders distilled."""
+        if phase != "train":
+            for reply in replies:
+                sector = self.sectors[reply.node.key]
+                self._distilled[sector] = reply.arrays
+                self.leaders[sector] = reply.node
+            return None
+        self._trained = True
+        for sector in sorted(self._drawn, key=str):
+            mine = [reply for reply in replies if self.sectors[reply.node.key] == sector]
+            if not mine:
+                log(WARNING, "round %d: sector %s has no answers and is left out", server_round, sector)
+                continue
+            counts = [reply.num_examples for reply in mine]
+            self._replies[sector] = mine
+            self._means[sector] = weighted_mean([reply.arrays for reply in mine], counts)
+            self._counts[sector] = sum(counts)
+        self.round_trips += len(self._means)
+        return self.template.record(weighted_mean(list(self._means.values()), list(self._counts.values())))
+
+    def finish_round(self, server_round: int, arrays: ArrayRecord | None) -> ArrayRecord | None:
+        """Average the distilled models (step 20); a sector's mean stands in where its leaders failed."""
+        for sector in self._means.keys() - self._distilled.keys():
+            log(WARNING, "round %d: nobody distilled in sector %s, its mean stands in", server_round, sector)
+        self.round_trips += len(self._distilled)
+        models = [self._distilled.get(sector, mean) for sector, mean in self._means.items()]
+        weights = list(self._counts.values())
+        self._forget_round(keep_leaders=True)
+        return self.template.record(self.merge(models, weights, server_round))
+
+    def merge(self, models: list[list[NDArray]], weights: list[int], server_round: int) -> list[NDArray]:
+        """Return the new global model from the sectors' models: their mean."""
+        return weighted_mean(models, weights)
+
+    # ------------------------------------------------------------------ state
+
+    def state_arrays(self) -> dict[str, NDArray]:
+        """Return which client is in which sector, where the server decided; nothing before the first answers."""
+        if not self._trained or cast(FedHEADConfig, self.config).assignment == "client":
+            return {}
+        return {
+            "clients": np.array(list(self.sectors), dtype=np.uint64),
+            "sectors": np.array(list(self.sectors.values()), dtype=np.int64),
+        }
+
+    def load_state_arrays(self, state: Mapping[str, NDArray]) -> None:
+        """Take the sectors back; without any, they are drawn anew."""
+        if state and state.keys() != {"clients", "sectors"}:
+            raise ValueError(f"{type(self).__name__} has clients and sectors as state, got {sorted(state)}")
+        keys, numbers = state.get("clients", np.array([])), state.get("sectors", np.array([]))
+        self.sectors = {int(key): int(number) for key, number in zip(keys, numbers, strict=True)}
+        self._trained = bool(state)
+        self._forget_round()
+
+    def _assign(self, nodes: list[Node]) -> None:
+        config = cast(FedHEADConfig, self.config)
+        if config.assignment == "client":
+            self.sectors |= {node.key: node.sector for node in nodes}
+            return
+        rng = numpy_generator(self.seed, "sectors", len(self.sectors))
+        known = cast(dict[int, int], self.sectors)
+        if known and len(set(known.values())) != config.sectors:
+            raise ConfigError(
+                f"sectors is {config.sectors}, the checkpoint's clients are in {len(set(known.values()))}"
+            )
+        self.sectors = dict(assign_sectors([node.key for node in nodes], config.sectors, rng, known))
+
+    def _forget_round(self, *, keep_leaders: bool = False) -> None:
+        self._drawn: set[int | str] = set()
+        self._replies: dict[int | str, list[Reply]] = {}
+        self._means: dict[int | str, list[NDArray]] = {}
+        self._counts: dict[int | str, int] = {}
+        self._distilled: dict[int | str, list[NDArray]] = {}
+        self._asked: dict[int | str, list[Node]] = {}
+        if not keep_leaders:
+            self.leaders = {}
+
+
+class FedHEADPlus(FedHEAD):
+    """FedHEAD+ (section 3.3): FedHEAD whose server distils the leaders' models on unlabelled public data.
+
+    Parameters
+    ----------
+    config : FedHEADConfig, optional
+        The hyper-parameters.
+    model : nn.Module
+        Of the architecture of ``initial_arrays``; logits ``[B, C]``.
+    public_data : Dataset or DataLoader
+        The reference set. Map-style, of inputs as the clients' are, of pairs or of dicts; labels are not looked
+        at.
+    device : str or torch.device
+        Where the server distils; ``"auto"``: CUDA, else MPS, else CPU.
+    input_key : str, optional
+        Key of the inputs in dict items, where it cannot be guessed.
+    **options
+        See :class:`flwr_kd.strategy.KDStrategy`.
+
+    Raises
+    ------
+    ConfigError, DatasetError
+        As FedHEAD; also if the public data is not what the model takes.
+    """
+
+    def __init__(
+        self,
+        config: FedHEADConfig | None = None,
+        *,
+        model: nn.Module,
+        public_data: Dataset[Any] | DataLoader[Any],
+        device: str | torch.device = "auto",
+        input_key: str | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(config, **options)
+        self.distiller = ServerDistiller(model, public_data, device=device, input_key=input_key)
+
+    def begin(self, nodes: list[Node]) -> None:
+        """Refuse a server's model that is not the clients', and assign sectors."""
+        self.distiller.check(self.template)
+        super().begin(nodes)
+
+    def merge(self, models: list[list[NDArray]], weights: list[int], server_round: int) -> list[NDArray]:
+        """Average the sectors' models, and distil the ensemble of them into the mean."""
+        config = cast(FedHEADConfig, self.config)
+        return self.distiller.distil(
+            self.template,
+            weighted_mean(models, weights),
+            models,
+            weights,
+            config,
+            epochs=config.server_epochs,
+            server_round=server_round,
+            seed=derive_seed(self.seed, "server", server_round),
+        )
