@@ -45,6 +45,9 @@ def experiment(context: Context, clients: int | None = None) -> Experiment:
         model=str(settings["model"]),
         seed=cast(int, settings["seed"]),
         fraction_train=cast(float, settings["fraction-train"]),
+        # Of apps whose server needs public data; what is held back for it, no client may have.
+        public=str(settings.get("public", "")) or None,
+        public_limit=cast(int, settings.get("public-limit", Experiment.public_limit)),
     )
 
 

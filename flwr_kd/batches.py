@@ -100,7 +100,7 @@ class Batches:
     ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Yield one epoch as :meth:`shuffled` does, with the samples' positions in the data set ``[B]`` last.
 
-        With ``rows``, positions ``[n]``, of these samples only; a loader's own sampler then has no say.
+        With ``rows``, positions ``[n]``, of these samples only.
 
         Raises
         ------
@@ -108,7 +108,7 @@ class Batches:
             If positions cannot be known: the loader has a sampler of its own, or its ``collate_fn`` returns
             more or fewer samples than it was given. One that changes their order cannot be noticed.
         """
-        if rows is None and self.has_own_sampler:
+        if self.has_own_sampler:
             raise DatasetError(
                 "samples must be told apart, which a loader's own sampler prevents; give the data set, or a "
                 "loader without one"

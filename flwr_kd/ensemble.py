@@ -6,6 +6,7 @@ Used by leaders on their own data (FedHEAD) and by servers on public data (FedDF
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from logging import INFO, WARNING
 from typing import Any, NamedTuple, cast
@@ -17,17 +18,26 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
-from .aggregation import shares
+from .aggregation import shares, weighted_mean
 from .batches import Batches, DatasetError
 from .client import resolve_device
 from .config import ConfigError, DistillationConfig
 from .distillation import cross_entropy_soft
+from .models import as_feature_model
 from .seeding import forked_global_rng, torch_generator
 from .training import fit, make_optimizer
 from .weights import get_weights, load_weights
 from .wire import ArrayTemplate
 
-__all__ = ["AVERAGES", "Distilled", "ServerDistiller", "distil_ensemble", "ensemble_targets", "hold_out"]
+__all__ = [
+    "AVERAGES",
+    "Distilled",
+    "ServerDistiller",
+    "check_samples",
+    "distil_ensemble",
+    "ensemble_targets",
+    "hold_out",
+]
 
 NDArray = npt.NDArray[Any]
 Weights = Mapping[str, NDArray]
@@ -159,7 +169,7 @@ def hold_out(count: int, share: float, generator: torch.Generator) -> tuple[Tens
 
 def distil_ensemble(
     model: nn.Module,
-    student: Weights,
+    student: Weights | None,
     teachers: Sequence[Weights],
     weights: Sequence[float],
     samples: Batches,
@@ -182,12 +192,12 @@ def distil_ensemble(
     ----------
     model : nn.Module
         Logits ``[B, C]``; holds one teacher after the other and then the student.
-    student : mapping
-        Named arrays to begin with.
+    student : mapping or None
+        Named arrays to begin with; the weighted mean of the teachers that have a part if None.
     teachers, weights, average
         See :func:`ensemble_targets`.
     samples : Batches
-        Labels are not looked at.
+        At least one. Labels are not looked at.
     config : DistillationConfig
         Batch size, optimiser, patience, held-out share, which weights are kept.
     epochs : int
@@ -203,7 +213,11 @@ def distil_ensemble(
     ------
     FloatingPointError
         If the loss or the student's weights are no longer finite, or no teacher has finite outputs.
+    DatasetError
+        If there are no samples, they come from a loader with a sampler of its own, or its ``collate_fn`` returns
+        more or fewer than it was given.
     """
+    check_samples(samples, "samples")
     size = max(config.batch_size, 256)
 
     def inputs() -> Iterator[Tensor]:
@@ -212,6 +226,11 @@ def distil_ensemble(
     targets, left_out = ensemble_targets(model, teachers, weights, inputs, average=average)
     if len(targets) != len(samples):
         raise DatasetError(f"collate_fn returned {len(targets)} samples of {len(samples)}")
+    if student is None:
+        used = [k for k in range(len(teachers)) if k not in left_out]
+        names = list(teachers[used[0]])
+        models = [[teachers[k][name] for name in names] for k in used]
+        student = dict(zip(names, weighted_mean(models, [weights[k] for k in used]), strict=True))
     load_weights(model, student)
     rows, held_out = hold_out(len(samples), config.validation_share, torch_generator(seed, "hold-out"))
     order = torch_generator(seed, "order")
@@ -235,6 +254,8 @@ def distil_ensemble(
         return total / len(held_out)
 
     lowest = validate() if len(held_out) else None
+    if lowest is not None and not math.isfinite(lowest):
+        lowest = math.inf
     best: dict[str, Tensor] | None = None
     if lowest is not None and config.keep == "best":
         best = copy.deepcopy(model.state_dict())
@@ -257,12 +278,28 @@ def distil_ensemble(
     return Distilled(done, mean, lowest, left_out)
 
 
+def check_samples(samples: Batches, what: str) -> None:
+    """Refuse samples that cannot be distilled on.
+
+    Raises
+    ------
+    DatasetError
+        If there are none, or a loader's own sampler decides which there are.
+    """
+    if not len(samples):
+        raise DatasetError(f"{what} is empty: distillation needs at least one sample")
+    if samples.has_own_sampler:
+        raise DatasetError(
+            f"{what} must not be a loader with a sampler of its own: each sample's targets are made once"
+        )
+
+
 class ServerDistiller:
     """A server's own distillation: clients' models are the teachers, public data are the samples.
 
     Parameters
     ----------
-    model : nn.Module
+    model : nn.Module or (extractor, head)
         Of the clients' architecture, logits ``[B, C]``; only its structure matters. A copy is used.
     public_data : Dataset or DataLoader
         Map-style, of inputs alone, of pairs or of dicts; labels are not looked at.
@@ -276,23 +313,40 @@ class ServerDistiller:
     ConfigError
         If the device is not there, or the model does not take the public data.
     DatasetError
-        If the public data has no length, no index or no samples.
+        If the public data has no length, no index, no samples, a sampler of its own, samples that do not go into
+        one batch or values that are not finite. It is read once for that.
     """
 
     def __init__(
         self,
-        model: nn.Module,
+        model: nn.Module | tuple[nn.Module, nn.Module],
         public_data: Dataset[Any] | DataLoader[Any],
         *,
         device: str | torch.device = "auto",
         input_key: str | None = None,
     ) -> None:
         self.device = resolve_device(device)
-        self.model = copy.deepcopy(model).to(self.device)
+        try:
+            self.model: nn.Module = as_feature_model(copy.deepcopy(model)).to(self.device)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"model cannot be used: {error}") from None
         self.samples = Batches(public_data, num_classes=0, input_key=input_key, labelled=False)
-        if not len(self.samples):
-            raise DatasetError("public_data is empty: distillation needs at least one sample")
+        check_samples(self.samples, "public_data")
+        self._read()
         self.num_classes = self._try()
+
+    def _read(self) -> None:
+        count = 0
+        try:
+            for x, _ in self.samples.ordered(256):
+                count += len(x)
+                if not bool(torch.isfinite(x).all()):
+                    raise DatasetError("public_data has values that are not finite")
+        except (TypeError, RuntimeError) as error:  # what torch raises where items make no batch
+            reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
+            raise DatasetError(f"public_data does not go into batches: {reason}") from None
+        if count != len(self.samples):
+            raise DatasetError(f"public_data's collate_fn returned {count} samples of {len(self.samples)}")
 
     @torch.no_grad()
     def _try(self) -> int:
@@ -304,8 +358,9 @@ class ServerDistiller:
             raise ConfigError(
                 f"model does not take public_data of shape {list(x.shape[1:])}: {reason}"
             ) from None
-        if logits.ndim != 2 or len(logits) != 1:
-            raise ConfigError(f"model must return logits [B, C], got {list(logits.shape)} of one sample")
+        if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != 1:
+            got = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+            raise ConfigError(f"model must return logits [B, C], got {got} of one sample")
         return int(logits.shape[1])
 
     def check(self, template: ArrayTemplate) -> None:
@@ -323,9 +378,9 @@ class ServerDistiller:
     def distil(
         self,
         template: ArrayTemplate,
-        student: Sequence[NDArray],
         teachers: Sequence[Sequence[NDArray]],
         weights: Sequence[float],
+        names: Sequence[str],
         config: DistillationConfig,
         *,
         epochs: int,
@@ -333,10 +388,11 @@ class ServerDistiller:
         seed: int,
         average: str = "probabilities",
     ) -> list[NDArray]:
-        """Return the distilled student, all arrays in the template's order.
+        """Distil the teachers into their weighted mean, and return it; all arrays in the template's order.
 
-        Where distillation leads beyond all numbers the student comes back as it was, with a warning: what clients
-        sent may be the cause.
+        A teacher with outputs that are not finite has no part in either, and is named in a warning by ``names``.
+        Where distillation leads beyond all numbers the mean of all comes back, with a warning: what clients sent
+        may be the cause.
         """
 
         def named(arrays: Sequence[NDArray]) -> dict[str, NDArray]:
@@ -346,7 +402,7 @@ class ServerDistiller:
             with forked_global_rng(seed, self.model, self.device):
                 done = distil_ensemble(
                     self.model,
-                    named(student),
+                    None,
                     [named(teacher) for teacher in teachers],
                     weights,
                     self.samples,
@@ -359,14 +415,13 @@ class ServerDistiller:
                 )
         except FloatingPointError as error:
             log(WARNING, "round %d: the server's distillation is left out: %s", server_round, error)
-            return list(student)
-        if done.left_out:
+            return weighted_mean(teachers, weights)
+        for k in done.left_out:
             log(
                 WARNING,
-                "round %d: %d of %d teachers have outputs that are not finite and are left out",
+                "round %d: the model of %s has outputs that are not finite, and is left out",
                 server_round,
-                len(done.left_out),
-                len(teachers),
+                names[k],
             )
         validation = "none" if done.validation_loss is None else f"{done.validation_loss:.4f}"
         log(INFO, "distilled in %d epochs, loss %.4f, validation %s", done.epochs, done.loss, validation)

@@ -18,6 +18,7 @@ from .wire import ArrayTemplate
 __all__ = ["HandshakeError", "KDResult", "Node", "Outgoing", "Reply", "RoundStats"]
 
 NDArray = npt.NDArray[Any]
+_LONGEST_SECTOR = 100
 
 
 class HandshakeError(RuntimeError):
@@ -101,7 +102,7 @@ class Node:
             feature_shape=_shape(properties.get("feature-shape")),
             template=ArrayTemplate.from_json(properties.get("arrays")),
             num_test_examples=whole("num-test-examples") if "num-test-examples" in properties else 0,
-            sector=str(properties.get("sector", "")),
+            sector=_sector(properties.get("sector", "")),
             public_digest=str(properties.get("public-digest", "")),
         )
 
@@ -187,6 +188,17 @@ class KDResult(Result):
     """Flower's ``Result`` and, per round, what the round did."""
 
     rounds: list[RoundStats] = field(default_factory=list)
+
+
+def _sector(value: object) -> str:
+    text = str(value).strip()
+    known = isinstance(value, str | int) and not isinstance(value, bool)
+    if not known or len(text) > _LONGEST_SECTOR or not text.isprintable():
+        raise PayloadError(
+            f"property 'sector' must be a text of at most {_LONGEST_SECTOR} printable characters or a whole "
+            f"number, got {str(value)[:40]!r}"
+        )
+    return text
 
 
 def _shape(text: object) -> tuple[int, ...]:

@@ -80,5 +80,6 @@ def forked_global_rng(seed: int, model: nn.Module, device: torch.device) -> Iter
     with _LOCK, torch.random.fork_rng(devices=devices):
         torch.default_generator.manual_seed(derive_seed(seed, "layers"))
         if devices:
-            torch.cuda.manual_seed(derive_seed(seed, "layers"))
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(derive_seed(seed, "layers"))
         yield

@@ -36,6 +36,7 @@ from .data import (
     load,
     load_public,
     partition,
+    public_name,
     split,
 )
 from .inline import InlineGrid
@@ -169,8 +170,12 @@ class Experiment:
         return found
 
     def shared(self) -> dict[str, Any]:
-        """Return everything but the seed, for a result's ``config``."""
-        return {name: value for name, value in asdict(self).items() if name != "seed"}
+        """Return everything but the seed, for a result's ``config``; the public data's name even if not given."""
+        values = {name: value for name, value in asdict(self).items() if name != "seed"}
+        return {
+            **values,
+            "public": public_name(self.public, dataset=self.dataset, data_dir=self.data_dir),
+        }
 
     def build_model(self, index: int = 0) -> nn.Module:
         """Return the initial model of a client; the same for all clients with the same architecture.
@@ -298,7 +303,7 @@ def check(experiment: Experiment, config: MethodConfig, method: registry.Method 
     for index in range(len(experiment.models)):
         experiment.build_model(index)
     if method is not None:
-        method.strategy(config, **server_options(method, experiment))
+        method.strategy(config, **server_options(method, experiment), min_available_nodes=experiment.clients)
 
 
 def server_options(method: registry.Method, experiment: Experiment) -> dict[str, Any]:
@@ -367,8 +372,10 @@ def bundle_of(experiment: Experiment) -> Bundle:
 
 def _key(experiment: Experiment) -> tuple[str, int, str | None, int | None, bool]:
     """Return what decides which samples there are."""
-    held_back = experiment.public == experiment.dataset
-    return experiment.dataset, experiment.seed, experiment.data_dir, experiment.limit, held_back
+    dataset, data_dir = experiment.dataset, experiment.data_dir
+    public = experiment.public
+    hold_back = public is not None and public_name(public, dataset=dataset, data_dir=data_dir) == dataset
+    return dataset, experiment.seed, data_dir, experiment.limit, hold_back
 
 
 @functools.lru_cache(maxsize=2)

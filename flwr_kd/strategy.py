@@ -35,6 +35,7 @@ __all__ = ["HandshakeError", "KDResult", "KDStrategy", "NDArray", "Node", "Outgo
 
 _POLL_FIRST, _POLL_LAST = 0.02, 1.0
 _SHARES = ("local-accuracy", "local-top5")
+_LARGEST_METRIC = 1e15
 T = TypeVar("T")
 
 
@@ -625,6 +626,11 @@ class KDStrategy(Strategy):
         for name in _SHARES:
             if not 0 <= raw.metrics.get(name, 0.0) <= 1:
                 raise PayloadError(f"metric {name!r} must be in [0, 1], got {raw.metrics[name]}")
+        for name in self.reply_metrics:
+            if abs(raw.metrics.get(name, 0.0)) > _LARGEST_METRIC:
+                raise PayloadError(
+                    f"metric {name!r} must be within ±{_LARGEST_METRIC:g}, got {raw.metrics[name]}"
+                )
         reply = Reply(node, arrays, raw.num_examples, raw.metrics, payload)
         self.check_reply(phase, reply)
         return reply
@@ -637,7 +643,9 @@ class KDStrategy(Strategy):
             found = {k: v for k, v in reply.metrics.items() if k in _SHARES}
             if found:
                 self.stats.clients[reply.node.key] = self.stats.clients.get(reply.node.key, {}) | found
-        accuracies, top5 = ([r.metrics[name] for r in replies if name in r.metrics] for name in _SHARES)
+        # By client: of several phases, the last that told.
+        told = list(self.stats.clients.values())
+        accuracies, top5 = ([each[name] for each in told if name in each] for name in _SHARES)
         losses = [(r.metrics["train-loss"], r.num_examples) for r in replies if "train-loss" in r.metrics]
         metrics: dict[str, int | float | list[int] | list[float]] = {}
         if accuracies:

@@ -430,13 +430,6 @@ class TestRows:
         some = [rows.tolist() for _, _, rows in source.indexed(3, generator(), torch.arange(7))]
         assert some == [rows.tolist() for _, _, rows in source.indexed(3, generator())]
 
-    def test_a_loaders_own_sampler_has_no_say(self) -> None:
-        source = batches(DataLoader(pairs(9), batch_size=2, sampler=SubsetRandomSampler([0, 2])))
-        found = [rows.tolist() for _, _, rows in source.indexed(5, generator(), self.ROWS)]
-        assert [len(rows) for rows in found] == [2, 3]
-        assert sorted(flat(found)) == sorted(self.ROWS.tolist())
-        assert flat(ids(source.ordered(2, self.ROWS))) == self.ROWS.tolist()
-
     def test_drop_last(self) -> None:
         source = batches(DataLoader(pairs(9), batch_size=2, drop_last=True))
         found = [rows.tolist() for _, _, rows in source.indexed(5, generator(), self.ROWS)]

@@ -26,6 +26,7 @@ from torch.utils.data import (
 )
 
 from flwr_kd import ensemble
+from flwr_kd.aggregation import weighted_mean
 from flwr_kd.batches import Batches, DatasetError
 from flwr_kd.config import ConfigError, DistillationConfig
 from flwr_kd.ensemble import Distilled, ServerDistiller, distil_ensemble, ensemble_targets, hold_out
@@ -768,9 +769,6 @@ SOURCES: dict[str, Callable[[Tensor], Any]] = {
     "shuffling loader": lambda x: DataLoader(Items(list(x)), batch_size=1000, shuffle=True),
     "loader of pairs": lambda x: DataLoader(Items([(row, "cat") for row in x]), batch_size=1000),
     "loader without batches": lambda x: DataLoader(TensorDataset(x), batch_size=None),
-    "own sampler": lambda x: DataLoader(
-        TensorDataset(x), batch_size=1000, sampler=SubsetRandomSampler([1, 2, 3])
-    ),
 }
 
 
@@ -801,7 +799,7 @@ class TestSources:
         """In small batches, by any source, the student learns from its samples' own targets."""
         x = inputs(23)
         results = []
-        loader = DataLoader(Items(list(x)), batch_size=4, sampler=SubsetRandomSampler([0, 5]))
+        loader = DataLoader(Items(list(x)), batch_size=4, shuffle=True)
         for source in (TensorDataset(x), loader):
             model = net()
             distil(
@@ -820,6 +818,14 @@ class TestSources:
             floor = float(-(targets * np.log(targets + 1e-300)).sum(axis=1).mean())
             assert oracle.cross_entropy(rows, targets, results[-1]) - floor < 0.02
         np.testing.assert_array_equal(results[0].W, results[1].W)
+
+    def test_a_sampler_of_its_own_is_refused(self) -> None:
+        """Its samples may not be all that the loader's data set has: a client's share of a common set."""
+        loader = DataLoader(TensorDataset(inputs(8)), sampler=SubsetRandomSampler([0, 5]))
+        with pytest.raises(DatasetError, match="public_data must not be a loader with a sampler of its own"):
+            ServerDistiller(net(), loader, device="cpu")
+        with pytest.raises(DatasetError, match="samples must not be a loader with a sampler"):
+            distil(net(), named(draw(9)), [named(draw(0))], loader)
 
     @pytest.mark.parametrize("change", [-1, 1])
     def test_a_collate_fn_that_changes_the_number_is_noticed(self, change: int) -> None:
@@ -859,9 +865,9 @@ class TestServer:
         distiller = ServerDistiller(user, TensorDataset(x), device="cpu")
         arrays = distiller.distil(
             template(names),
-            listed(draw(9), names),
             [listed(draw(k), names) for k in range(3)],
             [1, 2, 5],
+            ["a", "b", "c"],
             configured(learning_rate=0.5, lr_decay=0.5, lr_decay_every=2),
             epochs=6,
             server_round=3,
@@ -870,7 +876,8 @@ class TestServer:
         )
         rows = x.double().numpy()
         targets = oracle.ensemble(rows, [draw(k) for k in range(3)], [1, 2, 5], average)
-        expected = oracle.descend(draw(9), rows, targets, 0.25, 6)
+        student = oracle.mean([draw(k) for k in range(3)], [1, 2, 5])
+        expected = oracle.descend(student, rows, targets, 0.25, 6)
         got = dict(zip(names, arrays, strict=True))
         close(oracle.linear(got["1.weight"], got["1.bias"]), expected)
         assert [value.dtype for value in arrays] == [np.float32] * 2
@@ -881,13 +888,12 @@ class TestServer:
     def test_what_it_returned_does_not_change_later(self) -> None:
         distiller = ServerDistiller(net(), TensorDataset(inputs(14)), device="cpu")
         options: dict[str, Any] = {"epochs": 3, "server_round": 1, "seed": 0}
+        config = configured(learning_rate=0.5)
         first = distiller.distil(
-            template(), listed(draw(9)), [listed(draw(0))], [1], configured(learning_rate=0.5), **options
+            template(), [listed(draw(k)) for k in (0, 2)], [1, 1], ["a", "b"], config, **options
         )
         kept = [value.copy() for value in first]
-        distiller.distil(
-            template(), listed(draw(8)), [listed(draw(1))], [1], configured(learning_rate=0.5), **options
-        )
+        distiller.distil(template(), [listed(draw(k)) for k in (1, 3)], [1, 1], ["a", "b"], config, **options)
         for a, b in zip(first, kept, strict=True):
             np.testing.assert_array_equal(a, b)
 
@@ -902,9 +908,9 @@ class TestServer:
                 before = torch.get_rng_state()
                 arrays = distiller.distil(
                     kind,
-                    list(weights.values()),
-                    [list(noisy_weights(0).values())],
-                    [1],
+                    [list(weights.values()), list(noisy_weights(0).values())],
+                    [1, 1],
+                    ["a", "b"],
                     configured(learning_rate=0.1),
                     epochs=2,
                     server_round=1,
@@ -924,37 +930,38 @@ class TestServer:
         models = [listed(draw(k)) for k in range(2)]
         for model, value in zip(models, teachers, strict=True):
             model[0] += np.float32(value)
-        student = listed(draw(9))
         arrays = distiller.distil(
             template(),
-            student,
             models,
             [1, 1],
+            ["node 7", "node 9"],
             configured(learning_rate=0.01),
             epochs=2,
             server_round=4,
             seed=0,
         )
         if all(teachers):
-            assert all(np.array_equal(a, b) for a, b in zip(arrays, student, strict=True))
+            expected = weighted_mean(models, [1, 1])
+            assert all(np.array_equal(a, b) for a, b in zip(arrays, expected, strict=True))
             assert any(
                 "round 4: the server's distillation is left out: no teacher" in line for line in flower_log
             )
         else:
             rows = x.double().numpy()
             targets = oracle.ensemble(rows, [draw(0)], [1], "probabilities")
-            close(oracle.linear(*arrays), oracle.descend(draw(9), rows, targets, 0.01, 2), atol=1e-5)
-            assert any("round 4: 1 of 2 teachers" in line for line in flower_log)
+            # It has no part in the student, either.
+            close(oracle.linear(*arrays), oracle.descend(draw(0), rows, targets, 0.01, 2), atol=1e-5)
+            assert any("round 4: the model of node 9 has outputs that are not" in line for line in flower_log)
 
     def test_a_student_that_explodes_comes_back_as_it_was(self, flower_log: list[str]) -> None:
         distiller = ServerDistiller(net(), TensorDataset(1e3 * inputs(9)), device="cpu")
-        student = listed(draw(9))
-        kept = [value.copy() for value in student]
+        models = [listed(draw(k)) for k in (0, 9)]
+        kept = weighted_mean(models, [1, 2])
         arrays = distiller.distil(
             template(),
-            student,
-            [listed(draw(0))],
-            [1],
+            models,
+            [1, 2],
+            ["a", "b"],
             configured(learning_rate=1e38),
             epochs=3,
             server_round=1,
@@ -989,11 +996,33 @@ class TestServer:
                 TensorDataset(torch.zeros(3, 2, 2)),
                 {},
                 ConfigError,
-                r"logits \[B, C\], got \[1, 2, 2\]",
+                "model cannot be used: Identity ends in its input",
             ),
-            (nn.Flatten(0), TensorDataset(inputs(3)), {}, ConfigError, r"logits \[B, C\], got \[6\]"),
+            (
+                nn.Flatten(0),
+                TensorDataset(inputs(3)),
+                {},
+                ConfigError,
+                "model cannot be used: Flatten ends in",
+            ),
             (net(), TensorDataset(inputs(3)), {"device": "tpu9"}, ConfigError, "device must be auto"),
-            (net(), Items([torch.zeros(FEATURES), "x", 3]), {}, None, ""),
+            (net(), Items([torch.zeros(FEATURES), "x", 3]), {}, DatasetError, "does not go into batches"),
+            (
+                net(),
+                Items([torch.zeros(FEATURES), torch.zeros(2)]),
+                {},
+                DatasetError,
+                "does not go into batches",
+            ),
+            (net(), Items([object()]), {}, DatasetError, "does not go into batches"),
+            (
+                net(),
+                TensorDataset(torch.full((2, FEATURES), torch.nan)),
+                {},
+                DatasetError,
+                "values that are not finite",
+            ),
+            ("net", TensorDataset(inputs(3)), {}, ConfigError, "model cannot be used"),
             (net(), Items([(torch.zeros(FEATURES), 1, 2)]), {}, DatasetError, "inputs, pairs .* of 3"),
             (net(), Items([{"sound": 1}]), {}, DatasetError, "name input_key"),
             (net(), Items(["text"]), {}, DatasetError, "inputs"),
@@ -1003,9 +1032,6 @@ class TestServer:
         self, model: nn.Module, source: Any, options: dict[str, Any], kind: Any, text: str
     ) -> None:
         options = {"device": "cpu"} | options
-        if kind is None:  # only the first item is looked at
-            ServerDistiller(model, source, **options)
-            return
         with pytest.raises(kind, match=text):
             ServerDistiller(model, source, **options)
 

@@ -17,7 +17,7 @@ Examples
 
 from flwr_kd.data._base import ArrayDataset, Bundle, DataError
 from flwr_kd.data.augmentation import AUGMENTATIONS, augmentation
-from flwr_kd.data.loading import DATASETS, load, load_public
+from flwr_kd.data.loading import DATASETS, load, load_public, public_name
 from flwr_kd.data.partitioning import PARTITIONS, histogram, partition, split
 
 __all__ = [
@@ -32,5 +32,6 @@ __all__ = [
     "load",
     "load_public",
     "partition",
+    "public_name",
     "split",
 ]

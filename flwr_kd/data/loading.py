@@ -16,7 +16,7 @@ from flwr_kd.data._source import Part, Source
 from flwr_kd.data.partitioning import stratified
 from flwr_kd.seeding import numpy_generator
 
-__all__ = ["DATASETS", "load", "load_public"]
+__all__ = ["DATASETS", "load", "load_public", "public_name"]
 
 _LOADERS: dict[str, Callable[[Path | None], Source]] = {
     "digits": _images.digits,
@@ -211,15 +211,8 @@ def load_public(
     torch.Size([359, 1, 8, 8])
     """
     limit = None if limit is None else whole(limit, "limit", 1)
-    _check_name(dataset)
-    if name is None:
-        name = _DEFAULT_PUBLIC.get(dataset, dataset)
-    if _kind(name) != _kind(dataset):
-        raise DataError(
-            f"public data {name!r} ({_kind(name)}) cannot take the form of {dataset!r} ({_kind(dataset)})"
-        )
-    # A text set's two names have one loader.
-    if _LOADERS.get(name, name) == _LOADERS.get(dataset, dataset):
+    name = public_name(name, dataset=dataset, data_dir=data_dir)
+    if name == dataset:
         cut = _cut(dataset, seed, data_dir, hold_back=True)
         assert cut.public is not None
         public, encode = cut.public, cut.encode
@@ -231,6 +224,42 @@ def load_public(
     if limit is not None and limit < len(public):
         public = _limited(public, limit, seed, "limit-public")
     return _dataset(encode(public.inputs), public)
+
+
+def public_name(name: str | None, *, dataset: str, data_dir: str | None = None) -> str:
+    """Return which public data :func:`load_public` loads: ``dataset`` where it is what that holds back itself.
+
+    Parameters
+    ----------
+    name : str or None
+        As given there; None is the data set's default, and a set has names that mean the same: with and without
+        ``-tokens``, or other spellings of a csv file's path.
+    dataset : str
+        The set that the clients have.
+    data_dir : str, optional
+        As in :func:`load`.
+
+    Raises
+    ------
+    DataError
+        If a name is unknown, or the two sets are not of one kind.
+
+    Examples
+    --------
+    >>> public_name(None, dataset="fashion-mnist"), public_name("sst2", dataset="sst2-tokens")
+    ('mnist-5k', 'sst2-tokens')
+    """
+    _check_name(dataset)
+    if name is None:
+        return _DEFAULT_PUBLIC.get(dataset, dataset)
+    if _kind(name) != _kind(dataset):
+        raise DataError(
+            f"public data {name!r} ({_kind(name)}) cannot take the form of {dataset!r} ({_kind(dataset)})"
+        )
+    same = _LOADERS[name] is _LOADERS[dataset] if {name, dataset} <= _LOADERS.keys() else False
+    if _kind(name) == "tables":
+        same = _csv_path(name, data_dir).resolve() == _csv_path(dataset, data_dir).resolve()
+    return dataset if same else name
 
 
 @dataclass(frozen=True)
@@ -298,10 +327,11 @@ def _check_name(name: object) -> None:
 
 def _source(name: str, data_dir: str | None) -> Source:
     _check_name(name)
-    folder = None if data_dir is None else Path(data_dir).expanduser()
     if name in _LOADERS:
-        return _LOADERS[name](folder)
+        return _LOADERS[name](None if data_dir is None else Path(data_dir).expanduser())
+    return _tables.read_csv(_csv_path(name, data_dir))
+
+
+def _csv_path(name: str, data_dir: str | None) -> Path:
     path = Path(name.removeprefix("csv:")).expanduser()
-    if folder is not None and not path.exists():
-        path = folder / path
-    return _tables.read_csv(path)
+    return path if data_dir is None or path.exists() else Path(data_dir).expanduser() / path

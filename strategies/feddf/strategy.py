@@ -9,7 +9,6 @@ from flwr.app import ArrayRecord
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from flwr_kd.aggregation import weighted_mean
 from flwr_kd.ensemble import ServerDistiller
 from flwr_kd.seeding import derive_seed
 from flwr_kd.strategy import KDStrategy, Node, Reply
@@ -24,7 +23,7 @@ class FedDF(KDStrategy):
     ----------
     config : FedDFConfig, optional
         The hyper-parameters.
-    model : nn.Module
+    model : nn.Module or (extractor, head)
         Of the architecture of ``initial_arrays``; logits ``[B, C]``.
     public_data : Dataset or DataLoader
         Map-style, of inputs as the clients' are, of pairs or of dicts; labels are not looked at.
@@ -52,7 +51,7 @@ class FedDF(KDStrategy):
         self,
         config: FedDFConfig | None = None,
         *,
-        model: nn.Module,
+        model: nn.Module | tuple[nn.Module, nn.Module],
         public_data: Dataset[Any] | DataLoader[Any],
         device: str | torch.device = "auto",
         input_key: str | None = None,
@@ -76,9 +75,9 @@ class FedDF(KDStrategy):
         self.round_trips += len(replies)
         distilled = self.distiller.distil(
             self.template,
-            weighted_mean(models, weights),
             models,
             weights,
+            [str(reply.node) for reply in replies],
             config,
             epochs=config.server_epochs,
             server_round=server_round,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
 from flwr_kd.client import Answer, KDClient, Task
-from flwr_kd.ensemble import distil_ensemble
+from flwr_kd.ensemble import check_samples, distil_ensemble
 from flwr_kd.payload import PayloadError
 
 from .config import FedHEADConfig
@@ -17,9 +17,19 @@ class FedHEADClient(KDClient):
 
     A leader's distillation uses its training samples without augmentation (``knowledge_set``), and not their
     labels. For parameters see :class:`flwr_kd.client.KDClient`.
+
+    Raises
+    ------
+    DatasetError
+        If the samples for the distillation are none, or come from a loader with a sampler of its own.
     """
 
     config_class = FedHEADConfig
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        same = self.knowledge_batches is self.train_batches
+        check_samples(self.knowledge_batches, "train_set" if same else "knowledge_set")
 
     def phase_distill(self, task: Task) -> Answer:
         """Distil the ensemble of the sector's models into z, and return the result."""
@@ -42,7 +52,11 @@ class FedHEADClient(KDClient):
             seed=task.seed,
             device=self.device,
         )
-        metrics = {"distill-epochs": float(done.epochs), "distill-loss": done.loss}
+        metrics = {
+            "distill-epochs": float(done.epochs),
+            "distill-loss": done.loss,
+            "distill-left-out": float(len(done.left_out)),
+        }
         return Answer(self.arrays(task.names), num_examples=len(self.knowledge_batches), metrics=metrics)
 
     def phase_distill_again(self, task: Task) -> Answer:

@@ -25,24 +25,25 @@ def assign_sectors(
     Parameters
     ----------
     keys : iterable of int
-        The clients. Their order does not matter.
+        The clients that are there. Their order does not matter.
     sectors : int
         M, at least 1.
     rng : Generator
         Decides who goes where.
     known : mapping, optional
-        Sectors of clients that have one.
+        Sectors of clients that have one, of those that are not there, too.
 
     Returns
     -------
     dict
         Sector ``0..M-1`` of each client, those in ``known`` included. Newcomers fill the smallest sectors: where
-        nothing is known, sizes differ by one at most, and none is empty.
+        nothing is known, sizes differ by one at most, and none is empty. Who is not there does not count.
 
     Raises
     ------
     ConfigError
-        If there are fewer clients than sectors, or a known sector is not one of them.
+        If nothing is known and there are fewer clients than sectors, there is no sector, or a known one is not
+        one of them.
 
     Examples
     --------
@@ -53,16 +54,18 @@ def assign_sectors(
     Traceback (most recent call last):
     flwr_kd.config.ConfigError: sectors must be at most the number of clients, got 2 sectors for 1 clients
     """
-    found = dict(known or {})
-    new = sorted(set(keys) - set(found))
+    if sectors < 1:
+        raise ConfigError(f"sectors must be at least 1, got {sectors}")
+    found, there = dict(known or {}), set(keys)
+    new = sorted(there - set(found))
     if found and not (min(found.values()) >= 0 and max(found.values()) < sectors):
         raise ConfigError(f"sectors is {sectors}, but there are clients in sector {max(found.values())}")
-    if len(found) + len(new) < sectors:
+    if not found and len(new) < sectors:
         raise ConfigError(
-            f"sectors must be at most the number of clients, got {sectors} sectors for "
-            f"{len(found) + len(new)} clients"
+            f"sectors must be at most the number of clients, got {sectors} sectors for {len(new)} clients"
         )
-    size = np.bincount(np.array(list(found.values()), dtype=np.int64), minlength=sectors)
+    present = [sector for key, sector in found.items() if key in there]
+    size = np.bincount(np.array(present, dtype=np.int64), minlength=sectors)
     for i in rng.permutation(len(new)):
         sector = int(size.argmin())
         found[new[i]] = sector
@@ -88,7 +91,7 @@ def draw_leader(counts: Sequence[int], rng: np.random.Generator, *, leader: str 
     Raises
     ------
     ValueError
-        If there are no candidates or a count is negative.
+        If there are no candidates, a count is negative, or ``leader`` is neither.
 
     Examples
     --------
@@ -97,6 +100,8 @@ def draw_leader(counts: Sequence[int], rng: np.random.Generator, *, leader: str 
     >>> draw_leader([0, 5, 0], np.random.default_rng(0))
     1
     """
+    if leader not in ("random", "largest"):
+        raise ValueError(f"leader must be random or largest, got {leader!r}")
     share = shares(counts)
     return int(np.argmax(share)) if leader == "largest" else int(rng.choice(len(share), p=share))
 

@@ -53,16 +53,23 @@ class FedHEAD(KDStrategy):
     Raises
     ------
     ConfigError
-        If an option or a hyper-parameter is not allowed; at the start, if there are more sectors than clients.
+        If an option or a hyper-parameter is not allowed, or there may be more sectors than clients:
+        ``min_available_nodes`` must be at least the number of sectors that are drawn.
     """
 
     config_class = FedHEADConfig
     phases = ("train", "distill", "distill-again")
     reply_arrays = frozenset(phases)
-    reply_metrics = frozenset({"distill-epochs", "distill-loss"})
+    reply_metrics = frozenset({"distill-epochs", "distill-loss", "distill-left-out"})
 
     def __init__(self, config: FedHEADConfig | None = None, **options: Any) -> None:
         super().__init__(config, **options)
+        settings = cast(FedHEADConfig, self.config)
+        if settings.assignment == "random" and self.min_available_nodes < settings.sectors:
+            raise ConfigError(
+                f"min_available_nodes must be at least the number of sectors, got {self.min_available_nodes} "
+                f"clients for {settings.sectors} sectors"
+            )
         self.sectors: dict[int, int | str] = {}
         self.leaders: dict[int | str, Node] = {}
         self.round_trips = 0
@@ -87,6 +94,9 @@ class FedHEAD(KDStrategy):
         if phase == "train":
             self._forget_round()
             self._assign(nodes)
+            there = {self.sectors[node.key] for node in nodes}
+            for sector in sorted(set(self.sectors.values()) - there, key=str):
+                log(WARNING, "round %d: sector %s has no clients", server_round, sector)
             drawn = super().select(phase, server_round, nodes, answered)
             self._drawn |= {self.sectors[node.key] for node in drawn}
             return drawn
@@ -156,14 +166,16 @@ class FedHEAD(KDStrategy):
         for sector in self._means.keys() - self._distilled.keys():
             log(WARNING, "round %d: nobody distilled in sector %s, its mean stands in", server_round, sector)
         self.round_trips += len(self._distilled)
-        models = [self._distilled.get(sector, mean) for sector, mean in self._means.items()]
+        models = {sector: self._distilled.get(sector, mean) for sector, mean in self._means.items()}
         weights = list(self._counts.values())
         self._forget_round(keep_leaders=True)
         return self.template.record(self.merge(models, weights, server_round))
 
-    def merge(self, models: list[list[NDArray]], weights: list[int], server_round: int) -> list[NDArray]:
+    def merge(
+        self, models: Mapping[int | str, list[NDArray]], weights: list[int], server_round: int
+    ) -> list[NDArray]:
         """Return the new global model from the sectors' models: their mean."""
-        return weighted_mean(models, weights)
+        return weighted_mean(list(models.values()), weights)
 
     # ------------------------------------------------------------------ state
 
@@ -216,7 +228,7 @@ class FedHEADPlus(FedHEAD):
     ----------
     config : FedHEADConfig, optional
         The hyper-parameters.
-    model : nn.Module
+    model : nn.Module or (extractor, head)
         Of the architecture of ``initial_arrays``; logits ``[B, C]``.
     public_data : Dataset or DataLoader
         The reference set. Map-style, of inputs as the clients' are, of pairs or of dicts; labels are not looked
@@ -238,7 +250,7 @@ class FedHEADPlus(FedHEAD):
         self,
         config: FedHEADConfig | None = None,
         *,
-        model: nn.Module,
+        model: nn.Module | tuple[nn.Module, nn.Module],
         public_data: Dataset[Any] | DataLoader[Any],
         device: str | torch.device = "auto",
         input_key: str | None = None,
@@ -252,14 +264,16 @@ class FedHEADPlus(FedHEAD):
         self.distiller.check(self.template)
         super().begin(nodes)
 
-    def merge(self, models: list[list[NDArray]], weights: list[int], server_round: int) -> list[NDArray]:
+    def merge(
+        self, models: Mapping[int | str, list[NDArray]], weights: list[int], server_round: int
+    ) -> list[NDArray]:
         """Average the sectors' models, and distil the ensemble of them into the mean."""
         config = cast(FedHEADConfig, self.config)
         return self.distiller.distil(
             self.template,
-            weighted_mean(models, weights),
-            models,
+            list(models.values()),
             weights,
+            [f"sector {sector}" for sector in models],
             config,
             epochs=config.server_epochs,
             server_round=server_round,

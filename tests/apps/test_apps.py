@@ -271,7 +271,7 @@ def test_fedheads_methods_give_the_numbers_of_the_simulation(
     comparison = results.load(out)
     (found,) = comparison.runs
     assert (found.method, found.hyperparameters) == (name, expected.hyperparameters)
-    assert (comparison.config["public"], comparison.config["public_limit"]) == (shared.public, limit)
+    assert (comparison.config["public"], comparison.config["public_limit"]) == (data["dataset"], limit)
     same_rounds(found, expected)
 
 

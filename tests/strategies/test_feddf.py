@@ -231,11 +231,12 @@ def test_huge_weights(hidden: int, value: float, average: str) -> None:
 
 
 def test_a_teacher_beyond_all_numbers_is_told(flower_log: list[str]) -> None:
-    run = Run(hidden=6)
-    run.start(1, faults={0: Fault("garbage", frozenset({1}), garble=full(1e30))})
-    assert any(
-        "server's distillation is left out" in line or "1 of 4 teachers" in line for line in flower_log
-    )
+    run, without = Run(hidden=6), Run(hidden=6)
+    poisoned = run.start(1, faults={0: Fault("garbage", frozenset({1}), garble=full(1e38))}).arrays
+    expected = without.start(1, faults={0: Fault("raise", frozenset({1}))}).arrays
+    assert any("(partition 0) has outputs that are not finite" in line for line in flower_log)
+    for name, value in expected.items():
+        np.testing.assert_array_equal(poisoned[name].numpy(), value.numpy())
 
 
 class Unlabelled(Dataset[Any]):

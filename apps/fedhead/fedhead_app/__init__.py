@@ -1,0 +1,1 @@
+"""FedHEAD and FedHEAD+ as a Flower App: ``flwr run apps/fedhead``."""
