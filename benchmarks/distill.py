@@ -3,7 +3,7 @@
 Both distil K = 20 CNNs into one over 1,000 samples of 1×28×28 in 5 epochs with batches of 128.
 The loop holds K modules and asks all of them in each step, as research code does.
 
-Usage: python benchmarks/distill.py [--out FILE]     (about five minutes on 2 cores)
+Usage: python benchmarks/distill.py [--out FILE]     (a few minutes on one core)
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from flwr_kd.results import versions
 from flwr_kd.weights import get_weights, load_weights
 
 TEACHERS, SAMPLES, EPOCHS, BATCH = 20, 1000, 5, 128
-SHAPE, CLASSES, REPEATS = (1, 28, 28), 10, 5
+SHAPE, CLASSES, REPEATS = (1, 28, 28), 10, 3
 
 
 def main() -> None:

@@ -646,7 +646,12 @@ class KDStrategy(Strategy):
         # By client: of several phases, the last that told.
         told = list(self.stats.clients.values())
         accuracies, top5 = ([each[name] for each in told if name in each] for name in _SHARES)
-        losses = [(r.metrics["train-loss"], r.num_examples) for r in replies if "train-loss" in r.metrics]
+        first: dict[int, Reply] = {}
+        for reply in replies:
+            first.setdefault(reply.node.key, reply)
+        losses = [
+            (r.metrics["train-loss"], r.num_examples) for r in first.values() if "train-loss" in r.metrics
+        ]
         metrics: dict[str, int | float | list[int] | list[float]] = {}
         if accuracies:
             self.stats.local_accuracy = metrics["local-accuracy"] = float(np.mean(accuracies))

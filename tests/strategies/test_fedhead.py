@@ -627,6 +627,31 @@ class TestFaults:
             run.start(1)
         assert run.calls == []
 
+    @pytest.mark.parametrize("sector", [b"", True, 0.5, "two\nlines", "x" * 101])
+    def test_what_names_no_sector(self, sector: Any) -> None:
+        run = Run()
+        assert run.node_configs is not None
+        run.node_configs[2] = {"sector": sector}
+        with pytest.raises(HandshakeError, match=r"refused: .*property 'sector' must be a text"):
+            run.start(1)
+
+    @pytest.mark.parametrize("value", [1.0, 1e300])
+    def test_what_a_leader_claims_counts_for_itself_alone(self, value: float) -> None:
+        def lie(content: RecordDict) -> None:
+            content.config_records["fitres.metrics"].update(
+                {"local-accuracy": 1.0, "train-loss": 1e9, "distill-epochs": value}
+            )
+
+        honest, run = Run(), Run()
+        plain = honest.start(1).rounds[0]
+        faults = {k: InPhase("garbage", garble=lie) for k in range(6)}
+        stats = run.start(1, faults=faults).rounds[0]
+        assert stats.train_loss == plain.train_loss
+        assert len(stats.clients) == len(run.leaders[0]) * (value < 1e15)
+        assert plain.participants == stats.participants == 6
+        # Beyond all sense it is no answer.
+        assert bool(stats.failures) == (value > 1e15)
+
     def test_sectors_named_by_numbers(self) -> None:
         run = Run(named=[0, 1, 0, 2, 0, 1])
         run.start(1)
