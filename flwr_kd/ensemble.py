@@ -24,7 +24,8 @@ from .client import resolve_device
 from .config import ConfigError, DistillationConfig
 from .distillation import cross_entropy_soft
 from .models import as_feature_model
-from .seeding import forked_global_rng, torch_generator
+from .seeding import derive_seed, forked_global_rng, torch_generator
+from .strategy import KDStrategy, Node
 from .training import fit, make_optimizer
 from .weights import get_weights, load_weights
 from .wire import ArrayTemplate
@@ -32,6 +33,7 @@ from .wire import ArrayTemplate
 __all__ = [
     "AVERAGES",
     "Distilled",
+    "DistillingStrategy",
     "ServerDistiller",
     "check_samples",
     "distil_ensemble",
@@ -427,3 +429,73 @@ class ServerDistiller:
         log(INFO, "distilled in %d epochs, loss %.4f, validation %s", done.epochs, done.loss, validation)
         found = get_weights(self.model)
         return template.check([found[name] for name in template.names])
+
+
+class DistillingStrategy(KDStrategy):
+    """Base of methods whose server distils models into their mean, on unlabelled public data.
+
+    Comes before another method's strategy in the list of bases, where a method adds this to it (FedHEAD+).
+
+    Parameters
+    ----------
+    config : DistillationConfig, optional
+        The hyper-parameters.
+    model : nn.Module or (extractor, head)
+        Of the architecture of ``initial_arrays``; logits ``[B, C]``.
+    public_data : Dataset or DataLoader
+        Map-style, of inputs as the clients' are, of pairs or of dicts; labels are not looked at.
+    device : str or torch.device
+        Where the server distils; ``"auto"``: CUDA, else MPS, else CPU.
+    input_key : str, optional
+        Key of the inputs in dict items, where it cannot be guessed.
+    **options
+        See :class:`flwr_kd.strategy.KDStrategy`.
+
+    Raises
+    ------
+    ConfigError, DatasetError
+        If an option or a hyper-parameter is not allowed, or the public data is not what the model takes.
+    """
+
+    config_class = DistillationConfig
+
+    def __init__(
+        self,
+        config: DistillationConfig | None = None,
+        *,
+        model: nn.Module | tuple[nn.Module, nn.Module],
+        public_data: Dataset[Any] | DataLoader[Any],
+        device: str | torch.device = "auto",
+        input_key: str | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(config, **options)
+        self.distiller = ServerDistiller(model, public_data, device=device, input_key=input_key)
+
+    def begin(self, nodes: list[Node]) -> None:
+        """Refuse a server's model that is not the clients'."""
+        self.distiller.check(self.template)
+        super().begin(nodes)
+
+    def distil(
+        self,
+        models: Sequence[Sequence[NDArray]],
+        weights: Sequence[float],
+        names: Sequence[str],
+        *,
+        epochs: int,
+        server_round: int,
+        average: str = "probabilities",
+    ) -> list[NDArray]:
+        """Return the models' weighted mean after distillation of all of them; see :class:`ServerDistiller`."""
+        return self.distiller.distil(
+            self.template,
+            models,
+            weights,
+            names,
+            cast(DistillationConfig, self.config),
+            epochs=epochs,
+            server_round=server_round,
+            seed=derive_seed(self.seed, "server", server_round),
+            average=average,
+        )

@@ -2,37 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import cast
 
-import torch
 from flwr.app import ArrayRecord
-from torch import nn
-from torch.utils.data import DataLoader, Dataset
 
-from flwr_kd.ensemble import ServerDistiller
-from flwr_kd.seeding import derive_seed
-from flwr_kd.strategy import KDStrategy, Node, Reply
+from flwr_kd.ensemble import DistillingStrategy
+from flwr_kd.strategy import Node, Reply
 
 from .config import FedDFConfig
 
 
-class FedDF(KDStrategy):
+class FedDF(DistillingStrategy):
     """FedDF (Lin et al., NeurIPS 2020): the server distils the clients' models on unlabelled public data.
 
     Parameters
     ----------
     config : FedDFConfig, optional
         The hyper-parameters.
-    model : nn.Module or (extractor, head)
-        Of the architecture of ``initial_arrays``; logits ``[B, C]``.
-    public_data : Dataset or DataLoader
-        Map-style, of inputs as the clients' are, of pairs or of dicts; labels are not looked at.
-    device : str or torch.device
-        Where the server distils; ``"auto"``: CUDA, else MPS, else CPU.
-    input_key : str, optional
-        Key of the inputs in dict items, where it cannot be guessed.
-    **options
-        See :class:`flwr_kd.strategy.KDStrategy`.
+    model, public_data, device, input_key, **options
+        See :class:`flwr_kd.ensemble.DistillingStrategy`.
 
     Attributes
     ----------
@@ -46,24 +34,11 @@ class FedDF(KDStrategy):
     """
 
     config_class = FedDFConfig
-
-    def __init__(
-        self,
-        config: FedDFConfig | None = None,
-        *,
-        model: nn.Module | tuple[nn.Module, nn.Module],
-        public_data: Dataset[Any] | DataLoader[Any],
-        device: str | torch.device = "auto",
-        input_key: str | None = None,
-        **options: Any,
-    ) -> None:
-        super().__init__(config, **options)
-        self.distiller = ServerDistiller(model, public_data, device=device, input_key=input_key)
-        self.round_trips = 0
+    round_trips = 0
 
     def begin(self, nodes: list[Node]) -> None:
-        """Refuse a server's model that is not the clients'."""
-        self.distiller.check(self.template)
+        """Check the server's model, and count from 0."""
+        super().begin(nodes)
         self.round_trips = 0
 
     def aggregate_phase(
@@ -73,15 +48,13 @@ class FedDF(KDStrategy):
         config = cast(FedDFConfig, self.config)
         models, weights = [reply.arrays for reply in replies], [reply.num_examples for reply in replies]
         self.round_trips += len(replies)
-        distilled = self.distiller.distil(
-            self.template,
+        names = [str(reply.node) for reply in replies]
+        distilled = self.distil(
             models,
             weights,
-            [str(reply.node) for reply in replies],
-            config,
+            names,
             epochs=config.server_epochs,
             server_round=server_round,
-            seed=derive_seed(self.seed, "server", server_round),
             average=config.average,
         )
         return self.template.record(distilled)

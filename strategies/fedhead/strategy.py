@@ -7,16 +7,13 @@ from logging import WARNING
 from typing import Any, cast
 
 import numpy as np
-import torch
 from flwr.app import ArrayRecord
 from flwr.common.logger import log
-from torch import nn
-from torch.utils.data import DataLoader, Dataset
 
 from flwr_kd.aggregation import shares, weighted_mean
 from flwr_kd.config import ConfigError
-from flwr_kd.ensemble import ServerDistiller
-from flwr_kd.seeding import derive_seed, numpy_generator
+from flwr_kd.ensemble import DistillingStrategy
+from flwr_kd.seeding import numpy_generator
 from flwr_kd.strategy import KDStrategy, NDArray, Node, Outgoing, Reply
 
 from .config import FedHEADConfig
@@ -221,24 +218,15 @@ class FedHEAD(KDStrategy):
             self.leaders = {}
 
 
-class FedHEADPlus(FedHEAD):
+class FedHEADPlus(DistillingStrategy, FedHEAD):
     """FedHEAD+ (section 3.3): FedHEAD whose server distils the leaders' models on unlabelled public data.
 
     Parameters
     ----------
     config : FedHEADConfig, optional
         The hyper-parameters.
-    model : nn.Module or (extractor, head)
-        Of the architecture of ``initial_arrays``; logits ``[B, C]``.
-    public_data : Dataset or DataLoader
-        The reference set. Map-style, of inputs as the clients' are, of pairs or of dicts; labels are not looked
-        at.
-    device : str or torch.device
-        Where the server distils; ``"auto"``: CUDA, else MPS, else CPU.
-    input_key : str, optional
-        Key of the inputs in dict items, where it cannot be guessed.
-    **options
-        See :class:`flwr_kd.strategy.KDStrategy`.
+    model, public_data, device, input_key, **options
+        See :class:`flwr_kd.ensemble.DistillingStrategy`; the public data is the paper's reference set.
 
     Raises
     ------
@@ -246,36 +234,12 @@ class FedHEADPlus(FedHEAD):
         As FedHEAD; also if the public data is not what the model takes.
     """
 
-    def __init__(
-        self,
-        config: FedHEADConfig | None = None,
-        *,
-        model: nn.Module | tuple[nn.Module, nn.Module],
-        public_data: Dataset[Any] | DataLoader[Any],
-        device: str | torch.device = "auto",
-        input_key: str | None = None,
-        **options: Any,
-    ) -> None:
-        super().__init__(config, **options)
-        self.distiller = ServerDistiller(model, public_data, device=device, input_key=input_key)
-
-    def begin(self, nodes: list[Node]) -> None:
-        """Refuse a server's model that is not the clients', and assign sectors."""
-        self.distiller.check(self.template)
-        super().begin(nodes)
+    config_class = FedHEADConfig
 
     def merge(
         self, models: Mapping[int | str, list[NDArray]], weights: list[int], server_round: int
     ) -> list[NDArray]:
         """Average the sectors' models, and distil the ensemble of them into the mean."""
-        config = cast(FedHEADConfig, self.config)
-        return self.distiller.distil(
-            self.template,
-            list(models.values()),
-            weights,
-            [f"sector {sector}" for sector in models],
-            config,
-            epochs=config.server_epochs,
-            server_round=server_round,
-            seed=derive_seed(self.seed, "server", server_round),
-        )
+        epochs = cast(FedHEADConfig, self.config).server_epochs
+        names = [f"sector {sector}" for sector in models]
+        return self.distil(list(models.values()), weights, names, epochs=epochs, server_round=server_round)
