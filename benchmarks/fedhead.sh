@@ -45,8 +45,8 @@ for part in "$@"; do
         --set local-epochs=20 --set sector-epochs=20 --set server-epochs=20
       ;;
     text)
-      run text fedavg fedhead -- --dataset 20newsgroups-tokens --model bilstm --limit 1000 --clients 4 --rounds 3 \
-        --seeds 0 --set local-epochs=4 --set sector-epochs=3 --partition dirichlet:1 --data-dir "$DATA_DIR"
+      run text fedavg fedhead -- --dataset 20newsgroups-tokens --model bilstm --limit 1000 --clients 4 --rounds 2 \
+        --seeds 0 --set local-epochs=2 --set sector-epochs=2 --partition dirichlet:1 --data-dir "$DATA_DIR"
       ;;
     table)
       run table fedavg feddf fedhead fedhead-plus -- --dataset "csv:$DATA_DIR/letter.csv" --model mlp4 \
