@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self, cast, get_type_hints
 
-__all__ = ["ConfigError", "DistillationConfig", "MethodConfig", "hyper", "unknown_name"]
+__all__ = ["ConfigError", "DistillationConfig", "MethodConfig", "first_line", "hyper", "unknown_name"]
 
 Scalar = bool | int | float | str
 
@@ -33,6 +33,15 @@ def unknown_name(kind: str, name: str, valid: Iterable[str]) -> str:
     near = difflib.get_close_matches(name, names, n=1)
     hint = f" (did you mean {near[0]!r}?)" if near else ""
     return f"unknown {kind} {name!r}{hint}; valid: {', '.join(names)}"
+
+
+def first_line(error: Exception) -> str:
+    r"""Return what a foreign error says, short enough to be quoted in one of ours; its type if it says nothing.
+
+    >>> first_line(ValueError("too wide\nby 3")), first_line(KeyError())
+    ('too wide', 'KeyError')
+    """
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]
 
 
 def hyper(

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset
 from .aggregation import shares, weighted_mean
 from .batches import Batches, DatasetError
 from .client import resolve_device
-from .config import ConfigError, DistillationConfig
+from .config import ConfigError, DistillationConfig, first_line
 from .distillation import cross_entropy_soft
 from .models import as_feature_model
 from .seeding import derive_seed, forked_global_rng, torch_generator
@@ -345,8 +345,7 @@ class ServerDistiller:
                 if not bool(torch.isfinite(x).all()):
                     raise DatasetError("public_data has values that are not finite")
         except (TypeError, RuntimeError) as error:  # what torch raises where items make no batch
-            reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
-            raise DatasetError(f"public_data does not go into batches: {reason}") from None
+            raise DatasetError(f"public_data does not go into batches: {first_line(error)}") from None
         if count != len(self.samples):
             raise DatasetError(f"public_data's collate_fn returned {count} samples of {len(self.samples)}")
 
@@ -356,9 +355,8 @@ class ServerDistiller:
         try:
             logits = self.model.eval()(x)
         except Exception as error:  # whatever a user's module raises on a shape that it does not take
-            reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
             raise ConfigError(
-                f"model does not take public_data of shape {list(x.shape[1:])}: {reason}"
+                f"model does not take public_data of shape {list(x.shape[1:])}: {first_line(error)}"
             ) from None
         if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != 1:
             got = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__

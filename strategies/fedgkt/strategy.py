@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from flwr_kd.batches import into_batches
 from flwr_kd.client import resolve_device
-from flwr_kd.config import ConfigError
+from flwr_kd.config import ConfigError, first_line
 from flwr_kd.distillation import soft_targets
 from flwr_kd.models import build_predictor
 from flwr_kd.payload import Payload, PayloadError
@@ -224,8 +224,7 @@ class FedGKT(KDStrategy):
         try:
             found = list(model.eval()(torch.zeros(2, *shape, device=device)).shape)
         except Exception as error:  # whatever a user's module raises on a shape that it does not take
-            reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
-            return f"server_model does not take features {list(shape)}: {reason}"
+            return f"server_model does not take features {list(shape)}: {first_line(error)}"
         if found != [2, classes]:
             return f"server_model makes {found} of 2 rows, expected [2, {classes}]"
         return ""

@@ -82,9 +82,8 @@ class FedHEAD(KDStrategy):
         return super().accept_node(node)
 
     def begin(self, nodes: list[Node]) -> None:
-        """Assign the clients to sectors."""
+        """Count from 0; the sectors are assigned as each round begins, since clients come and go."""
         self.round_trips = 0
-        self._assign(nodes)
 
     def select(self, phase: str, server_round: int, nodes: list[Node], answered: list[Node]) -> list[Node]:
         """Return everyone who is drawn for training, then the leaders, then those in place of failed ones."""
