@@ -1,6 +1,6 @@
 """Distilling an ensemble of models into one: the teachers' outputs, and the loop with early stopping.
 
-Used by leaders on their own data (FedHEAD) and by servers on public data (FedDF, FedHEAD+).
+Used by leaders on their own data (FedHEAD) and by servers on public or synthetic data (FedDF, FedHEAD+, FedHyb).
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from logging import INFO, WARNING
 from typing import Any, NamedTuple, cast
 
@@ -34,11 +35,14 @@ __all__ = [
     "AVERAGES",
     "Distilled",
     "DistillingStrategy",
+    "Matching",
     "ServerDistiller",
     "check_samples",
     "distil_ensemble",
+    "ensemble_means",
     "ensemble_targets",
     "hold_out",
+    "soft_labels",
 ]
 
 NDArray = npt.NDArray[Any]
@@ -56,7 +60,57 @@ class Distilled(NamedTuple):
     left_out: tuple[int, ...] = ()
 
 
-@torch.no_grad()
+@dataclass(frozen=True)
+class Matching:
+    """What a student learns from an ensemble: what is averaged over the teachers, and the loss against it.
+
+    Attributes
+    ----------
+    outputs : callable
+        ``outputs(model, x)``: a tuple of tensors ``[B, ...]``, of teachers and of the student.
+    shared : callable
+        Takes a teacher's outputs, in float64, and returns what is averaged.
+    targets : callable
+        Takes the means, returns the student's targets ``[N, ...]``.
+    loss : callable
+        Takes the targets and the student's outputs, each a tuple; returns the mean over the batch.
+    training : bool
+        Whether the student is in training mode. Without it BatchNorm uses its running statistics and leaves
+        them alone, and a student that equals its only teacher has nothing to learn.
+    """
+
+    outputs: Callable[[nn.Module, Tensor], tuple[Tensor, ...]]
+    loss: Callable[[tuple[Tensor, ...], tuple[Tensor, ...]], Tensor]
+    shared: Callable[[tuple[Tensor, ...]], tuple[Tensor, ...]] = lambda outputs: outputs
+    targets: Callable[[tuple[Tensor, ...]], tuple[Tensor, ...]] = lambda means: means
+    training: bool = True
+
+
+def soft_labels(average: str = "probabilities") -> Matching:
+    """Return cross-entropy against the ensemble's probabilities, see :func:`ensemble_targets`.
+
+    Raises
+    ------
+    ValueError
+        If the average is unknown.
+    """
+    if average not in AVERAGES:
+        raise ValueError(f"average must be one of {', '.join(AVERAGES)}, got {average!r}")
+
+    def probabilities(found: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return tuple(F.softmax(logits, dim=1) for logits in found)
+
+    def loss(targets: tuple[Tensor, ...], outputs: tuple[Tensor, ...]) -> Tensor:
+        return cross_entropy_soft(targets[0], outputs[0])
+
+    def outputs(model: nn.Module, x: Tensor) -> tuple[Tensor, ...]:
+        return (model(x),)
+
+    if average == "logits":
+        return Matching(outputs, loss, targets=probabilities)
+    return Matching(outputs, loss, shared=probabilities)
+
+
 def ensemble_targets(
     model: nn.Module,
     teachers: Sequence[Weights],
@@ -70,20 +124,10 @@ def ensemble_targets(
     Source: FedHEAD, section 3.1, where f is the softmax output. With ``average="logits"`` f is the logits, and
     the softmax is taken of their mean: FedDF (Lin et al., NeurIPS 2020), algorithm 1.
 
-    Each teacher in turn is loaded into the one model and sees each sample once, in eval mode. A teacher with
-    an output that is not finite has no part in the ensemble.
-
     Parameters
     ----------
-    model : nn.Module
-        Logits ``[B, C]``. It is left in eval mode, with some teacher's weights.
-    teachers : sequence of mapping
-        Named arrays, at least one.
-    weights : sequence of float
-        At least 0, one per teacher; all alike if all are 0.
-    inputs : callable
-        Returns the batches ``[B, ...]`` that have the model's device, each time the same. Called once, unless
-        a teacher is left out.
+    model, teachers, weights, inputs
+        See :func:`ensemble_means`.
     average : str
         ``"probabilities"`` or ``"logits"``.
 
@@ -110,8 +154,51 @@ def ensemble_targets(
     >>> [round(p, 3) for p in targets[0].tolist()]
     [0.625, 0.375]
     """
-    if average not in AVERAGES:
-        raise ValueError(f"average must be one of {', '.join(AVERAGES)}, got {average!r}")
+    means, left_out = ensemble_means(model, teachers, weights, inputs, soft_labels(average))
+    return means[0] if means else torch.zeros(0, 0), left_out
+
+
+@torch.no_grad()
+def ensemble_means(
+    model: nn.Module,
+    teachers: Sequence[Weights],
+    weights: Sequence[float],
+    inputs: Callable[[], Iterable[Tensor]],
+    matching: Matching,
+) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+    """Return what a student is to match: the targets of the teachers' weighted means.
+
+    Each teacher in turn is loaded into the one model and sees each sample once, in eval mode. A teacher with
+    an output that is not finite has no part in the ensemble.
+
+    Parameters
+    ----------
+    model : nn.Module
+        It is left in eval mode, with some teacher's weights.
+    teachers : sequence of mapping
+        Named arrays, at least one.
+    weights : sequence of float
+        At least 0, one per teacher; all alike if all are 0.
+    inputs : callable
+        Returns the batches ``[B, ...]`` that have the model's device, each time the same. Called once, unless
+        a teacher is left out.
+    matching : Matching
+        What is taken from the teachers, and averaged.
+
+    Returns
+    -------
+    targets : tuple of Tensor
+        ``[N, ...]`` each, float32, on the CPU; none without samples.
+    left_out : tuple of int
+        Positions of the teachers that had no part.
+
+    Raises
+    ------
+    ValueError
+        If there are no teachers, another number of weights, or a negative weight.
+    FloatingPointError
+        If no teacher is left.
+    """
     if not teachers or len(teachers) != len(weights):
         raise ValueError(
             f"a weight per teacher and at least one expected, got {len(teachers)}, {len(weights)}"
@@ -119,24 +206,29 @@ def ensemble_targets(
     left = list(range(len(teachers)))
     while left:
         share = shares([weights[k] for k in left])
-        parts, bad = [], set()
+        parts: list[tuple[Tensor, ...]] = []
+        bad: set[int] = set()
         for block in _blocks(inputs()):
-            total: Tensor | float = 0.0
+            total: tuple[Tensor, ...] | None = None
             for k, p in zip(left, share, strict=True):
                 load_weights(model, teachers[k])
                 model.eval()
-                logits = torch.cat([model(x).cpu().double() for x in block])
-                if not bool(torch.isfinite(logits).all()):
+                raw = [matching.outputs(model, x) for x in block]
+                found = tuple(
+                    torch.cat([part.cpu().double() for part in column]) for column in zip(*raw, strict=True)
+                )
+                if not all(bool(torch.isfinite(part).all()) for part in found):
                     bad.add(k)
                     continue
-                total = total + p * (logits if average == "logits" else F.softmax(logits, dim=1))
+                scaled = tuple(p * part for part in matching.shared(found))
+                total = scaled if total is None else tuple(a + b for a, b in zip(total, scaled, strict=True))
             if bad:
                 break
-            parts.append(cast(Tensor, total))
+            parts.append(cast(tuple[Tensor, ...], total))
         if not bad:
-            found = torch.cat(parts) if parts else torch.zeros(0, 0)
-            targets = F.softmax(found, dim=1) if average == "logits" else found
-            return targets.float(), tuple(k for k in range(len(teachers)) if k not in left)
+            means = tuple(torch.cat(column) for column in zip(*parts, strict=True))
+            targets = tuple(target.float() for target in matching.targets(means))
+            return targets, tuple(k for k in range(len(teachers)) if k not in left)
         left = [k for k in left if k not in bad]
     raise FloatingPointError("no teacher has finite outputs")
 
@@ -181,14 +273,15 @@ def distil_ensemble(
     learning_rate: float,
     seed: int,
     device: torch.device,
-    average: str = "probabilities",
+    matching: Matching | None = None,
+    teacher_weights: Sequence[float] | None = None,
 ) -> Distilled:
-    """Train a student on the ensemble's probabilities; the model ends as the student, in eval mode.
+    """Train a student on an ensemble's outputs; the model ends as the student, in eval mode.
 
-    The loss is the cross-entropy against :func:`ensemble_targets`, which are made once. After each epoch it is
-    taken of the held-out samples, too, in eval mode; it ends early after ``config.patience`` epochs in turn that
-    did not lower it, the student's own before the first epoch included. With nothing held out (no sample or
-    a share that rounds to none) all epochs are run, and the last weights kept.
+    The targets, :func:`ensemble_means`, are made once. After each epoch the loss is taken of the held-out
+    samples, too, in eval mode; it ends early after ``config.patience`` epochs in turn that did not lower it, the
+    student's own before the first epoch included. With nothing held out (no sample or a share that rounds to
+    none) all epochs are run, and the last weights kept.
 
     Parameters
     ----------
@@ -196,8 +289,8 @@ def distil_ensemble(
         Logits ``[B, C]``; holds one teacher after the other and then the student.
     student : mapping or None
         Named arrays to begin with; the weighted mean of the teachers that have a part if None.
-    teachers, weights, average
-        See :func:`ensemble_targets`.
+    teachers, weights
+        See :func:`ensemble_means`. The weights are also those of the student's mean.
     samples : Batches
         At least one. Labels are not looked at.
     config : DistillationConfig
@@ -210,6 +303,10 @@ def distil_ensemble(
         Of what is held out, and of the order of the batches.
     device : torch.device
         The model's.
+    matching : Matching, optional
+        What the student learns; the ensemble's probabilities, by cross-entropy, if None.
+    teacher_weights : sequence of float, optional
+        Of the ensemble, where they are not the weights of the student's mean.
 
     Raises
     ------
@@ -225,9 +322,11 @@ def distil_ensemble(
     def inputs() -> Iterator[Tensor]:
         return (x.to(device) for x, _ in samples.ordered(size))
 
-    targets, left_out = ensemble_targets(model, teachers, weights, inputs, average=average)
-    if len(targets) != len(samples):
-        raise DatasetError(f"collate_fn returned {len(targets)} samples of {len(samples)}")
+    matching = soft_labels() if matching is None else matching
+    of_teachers = weights if teacher_weights is None else teacher_weights
+    targets, left_out = ensemble_means(model, teachers, of_teachers, inputs, matching)
+    if len(targets[0]) != len(samples):
+        raise DatasetError(f"collate_fn returned {len(targets[0])} samples of {len(samples)}")
     if student is None:
         used = [k for k in range(len(teachers)) if k not in left_out]
         names = list(teachers[used[0]])
@@ -240,19 +339,18 @@ def distil_ensemble(
 
     def epoch() -> Iterator[tuple[Tensor, ...]]:
         for x, _, chunk in samples.indexed(config.batch_size, order, rows):
-            yield x.to(device), targets[chunk].to(device)
+            yield (x.to(device), *(target[chunk].to(device) for target in targets))
 
-    def loss(x: Tensor, target: Tensor) -> Tensor:
-        return cross_entropy_soft(target, model(x))
+    def loss(x: Tensor, *target: Tensor) -> Tensor:
+        return matching.loss(target, matching.outputs(model, x))
 
     @torch.no_grad()
     def validate() -> float:
         model.eval()
         total = 0.0
-        for (x, _), target in zip(
-            samples.ordered(size, held_out), torch.split(targets[held_out], size), strict=True
-        ):
-            total += float(loss(x.to(device), target.to(device))) * len(target)
+        chunks = torch.split(held_out, size)
+        for (x, _), chunk in zip(samples.ordered(size, held_out), chunks, strict=True):
+            total += float(loss(x.to(device), *(target[chunk].to(device) for target in targets))) * len(chunk)
         return total / len(held_out)
 
     lowest = validate() if len(held_out) else None
@@ -263,7 +361,7 @@ def distil_ensemble(
         best = copy.deepcopy(model.state_dict())
     mean, done, waited = 0.0, 0, 0
     while done < epochs and waited < config.patience:
-        mean = fit(model, optimizer, epoch, loss, epochs=1)
+        mean = fit(model, optimizer, epoch, loss, epochs=1, training=matching.training)
         done += 1
         if lowest is None:
             continue
@@ -332,10 +430,14 @@ class ServerDistiller:
             self.model: nn.Module = as_feature_model(copy.deepcopy(model)).to(self.device)
         except (TypeError, ValueError) as error:
             raise ConfigError(f"model cannot be used: {error}") from None
+        self.use(public_data, input_key=input_key)
+        self.num_classes = self._try()
+
+    def use(self, public_data: Dataset[Any] | DataLoader[Any], *, input_key: str | None = None) -> None:
+        """Take other samples from now on, for a method that makes its own; the arguments are the class's."""
         self.samples = Batches(public_data, num_classes=0, input_key=input_key, labelled=False)
         check_samples(self.samples, "public_data")
         self._read()
-        self.num_classes = self._try()
 
     def _read(self) -> None:
         count = 0
@@ -386,13 +488,15 @@ class ServerDistiller:
         epochs: int,
         server_round: int,
         seed: int,
-        average: str = "probabilities",
+        matching: Matching | None = None,
+        teacher_weights: Sequence[float] | None = None,
+        learning_rate: float | None = None,
     ) -> list[NDArray]:
         """Distil the teachers into their weighted mean, and return it; all arrays in the template's order.
 
-        A teacher with outputs that are not finite has no part in either, and is named in a warning by ``names``.
-        Where distillation leads beyond all numbers the mean of all comes back, with a warning: what clients sent
-        may be the cause.
+        The learning rate is the config's in this round if None. A teacher with outputs that are not finite has no
+        part in either, and is named in a warning by ``names``. Where distillation leads beyond all numbers the mean
+        of all comes back, with a warning: what clients sent may be the cause.
         """
 
         def named(arrays: Sequence[NDArray]) -> dict[str, NDArray]:
@@ -408,10 +512,13 @@ class ServerDistiller:
                     self.samples,
                     config,
                     epochs=epochs,
-                    learning_rate=config.learning_rate_at(server_round),
+                    learning_rate=config.learning_rate_at(server_round)
+                    if learning_rate is None
+                    else learning_rate,
                     seed=seed,
                     device=self.device,
-                    average=average,
+                    matching=matching,
+                    teacher_weights=teacher_weights,
                 )
         except FloatingPointError as error:
             log(WARNING, "round %d: the server's distillation is left out: %s", server_round, error)
@@ -483,7 +590,9 @@ class DistillingStrategy(KDStrategy):
         *,
         epochs: int,
         server_round: int,
-        average: str = "probabilities",
+        matching: Matching | None = None,
+        teacher_weights: Sequence[float] | None = None,
+        learning_rate: float | None = None,
     ) -> list[NDArray]:
         """Return the models' weighted mean after distillation of all of them; see :class:`ServerDistiller`."""
         return self.distiller.distil(
@@ -495,5 +604,7 @@ class DistillingStrategy(KDStrategy):
             epochs=epochs,
             server_round=server_round,
             seed=derive_seed(self.seed, "server", server_round),
-            average=average,
+            matching=matching,
+            teacher_weights=teacher_weights,
+            learning_rate=learning_rate,
         )

@@ -21,13 +21,15 @@ def fit(
     loss: Callable[..., Tensor],
     *,
     epochs: int,
+    training: bool = True,
 ) -> float:
     """Minimise a loss; the model ends in eval mode.
 
     Parameters
     ----------
     model : nn.Module
-        In training mode during the loss, except for BatchNorm where a batch has a single sample.
+        In training mode during the loss, unless ``training`` is False, except for BatchNorm where a batch has a
+        single sample.
     optimizer : Optimizer
         Over the model's parameters.
     epoch : callable
@@ -37,6 +39,8 @@ def fit(
         Gets a batch's tensors, returns a scalar: the mean over its samples.
     epochs : int
         At least 0.
+    training : bool
+        False: in eval mode, for fine-tuning that leaves BatchNorm's running statistics alone.
 
     Returns
     -------
@@ -53,7 +57,7 @@ def fit(
         total, count = 0.0, 0
         for batch in epoch():
             size = len(batch[0])
-            model.train()
+            model.train(training)
             with batchnorm_frozen(model, when=size == 1):
                 value = loss(*batch)
                 optimizer.zero_grad(set_to_none=True)

@@ -76,7 +76,8 @@ def distil(
     model: nn.Module, student: Arrays, teachers: list[Arrays], source: Any, **changes: Any
 ) -> Distilled:
     """Distil with equal weights, ten epochs, learning rate 0.5 and seed 0, unless `changes` say otherwise."""
-    options: dict[str, Any] = {"epochs": 10, "learning_rate": 0.5, "seed": 0, "average": "probabilities"}
+    options: dict[str, Any] = {"epochs": 10, "learning_rate": 0.5, "seed": 0}
+    options["matching"] = ensemble.soft_labels(changes.pop("average", "probabilities"))
     weights = changes.pop("weights", [1] * len(teachers))
     options |= {name: changes.pop(name) for name in list(options) if name in changes}
     samples = source if isinstance(source, Batches) else unlabelled(source)
@@ -872,7 +873,7 @@ class TestServer:
             epochs=6,
             server_round=3,
             seed=0,
-            average=average,
+            matching=ensemble.soft_labels(average),
         )
         rows = x.double().numpy()
         targets = oracle.ensemble(rows, [draw(k) for k in range(3)], [1, 2, 5], average)

@@ -6,7 +6,7 @@ from typing import cast
 
 from flwr.app import ArrayRecord
 
-from flwr_kd.ensemble import DistillingStrategy
+from flwr_kd.ensemble import DistillingStrategy, soft_labels
 from flwr_kd.strategy import Node, Reply
 
 from .config import FedDFConfig
@@ -55,6 +55,6 @@ class FedDF(DistillingStrategy):
             names,
             epochs=config.server_epochs,
             server_round=server_round,
-            average=config.average,
+            matching=soft_labels(config.average),
         )
         return self.template.record(distilled)
