@@ -58,6 +58,8 @@ class FeatureModel(nn.Module):
 
     feature_dim: int
     num_classes: int
+    # Below 1 within slimmed(): the features are fewer then.
+    _width: float = 1.0
 
     def __init__(
         self,
@@ -107,7 +109,7 @@ class FeatureModel(nn.Module):
             If the extractor returns another shape.
         """
         h = self.extractor(x)
-        _check_matrix("extractor", "features", h, self.feature_dim)
+        _check_matrix("extractor", "features", h, self.feature_dim if self._width == 1.0 else None)
         return cast(Tensor, h)
 
     def classify(self, h: Tensor) -> Tensor:
@@ -152,6 +154,8 @@ class SplitModel(nn.Module):
     """
 
     num_classes: int
+    # Below 1 within slimmed(): the features are fewer then.
+    _width: float = 1.0
 
     def __init__(
         self, extractor: nn.Module, predictor: nn.Module, *, feature_shape: tuple[int, ...] | None = None
@@ -168,9 +172,10 @@ class SplitModel(nn.Module):
     def features(self, x: Tensor) -> Tensor:
         """Features ``[B, ...]`` of a batch; ``ValueError`` if they have not the shape that was given."""
         h = cast(Tensor, self.extractor(x))
-        if self.feature_shape is not None and tuple(h.shape[1:]) != self.feature_shape:
+        given = self.feature_shape if self._width == 1.0 else None
+        if given is not None and tuple(h.shape[1:]) != given:
             raise ValueError(
-                f"extractor: features must have the shape [B, {', '.join(map(str, self.feature_shape))}], "
+                f"extractor: features must have the shape [B, {', '.join(map(str, given))}], "
                 f"got {list(h.shape)}"
             )
         return h
