@@ -42,6 +42,8 @@ def experiment(context: Context, clients: int | None = None) -> Experiment:
         partition=str(settings["partition"]),
         clients=cast(int, settings["min-nodes"]) if clients is None else clients,
         rounds=cast(int, settings["num-server-rounds"]),
+        # A run config has no None: 0 is no cut.
+        imbalance=cast(float, settings.get("imbalance", 0)) or None,
         model=str(settings["model"]),
         seed=cast(int, settings["seed"]),
         fraction_train=cast(float, settings["fraction-train"]),

@@ -143,6 +143,16 @@ class Batches:
         x, _ = next(self._fetch([[0]], workers=0))
         return x
 
+    def key_of_label(self, item: Mapping[str, Any]) -> str:
+        """Return the key of a dict item's label.
+
+        Raises
+        ------
+        DatasetError
+            If it was named and is not there, or cannot be guessed.
+        """
+        return self._key(item, self.label_key, _LABEL_KEYS, "label_key")
+
     @property
     def has_own_sampler(self) -> bool:
         """Whether the source is a loader whose sampler decides which samples an epoch holds."""
@@ -177,7 +187,7 @@ class Batches:
         if isinstance(batch, Mapping):
             x = batch[self._key(batch, self.input_key, _INPUT_KEYS, "input_key")]
             if self.labelled:
-                y = batch[self._key(batch, self.label_key, _LABEL_KEYS, "label_key")]
+                y = batch[self.key_of_label(batch)]
         elif not self.labelled and isinstance(batch, Tensor):
             x = batch
         elif not self.labelled and isinstance(batch, Sequence) and len(batch) == 1:

@@ -6,14 +6,15 @@ import json
 import logging
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import click
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, track
 from rich.table import Table
 
 from . import __version__, privacy, registry, results
@@ -22,6 +23,11 @@ from .data import DataError
 from .results import Comparison, ResultError, ResultExistsError, RunResult
 from .strategy import RoundStats
 
+if TYPE_CHECKING:
+    from torch import nn
+
+    from .simulation import Experiment
+
 app = typer.Typer(
     name="flwr-kd",
     help="Federated knowledge distillation for Flower.",
@@ -29,6 +35,9 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+
+plots = typer.Typer(help="Draw what a result's last models look like.", rich_markup_mode=None)
+app.add_typer(plots, name="plot")
 
 Dataset = Annotated[str, typer.Option(help="digits, fashion-mnist, mnist-5k, ..., or csv:PATH")]
 Partition = Annotated[str, typer.Option(help="iid, dirichlet:ALPHA, inner-dirichlet:ALPHA, pathological:K")]
@@ -52,6 +61,16 @@ Workers = Annotated[int, typer.Option(help="clients at the same time")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda")]
 DataDir = Annotated[str | None, typer.Option(help="folder of data files")]
 Limit = Annotated[int | None, typer.Option(help="use so many training samples only")]
+Validation = Annotated[
+    bool,
+    typer.Option("--validation", help="measure on a fifth of the training samples, not on the test set"),
+]
+Imbalance = Annotated[
+    float | None,
+    typer.Option(
+        help="cut the training samples to a long tail: largest class over smallest; FedHyb's are 10, 20, 50, 100"
+    ),
+]
 ImageSize = Annotated[int | None, typer.Option(help="pad images to this side")]
 Public = Annotated[
     str | None,
@@ -62,13 +81,29 @@ Public = Annotated[
 ]
 PublicLimit = Annotated[int, typer.Option(help="use so many public samples at most")]
 Augment = Annotated[str, typer.Option(help="none, crop or crop-flip, on training batches")]
+Attack = Annotated[
+    str | None,
+    typer.Option(
+        help="what malicious clients do: label-flip[:TARGET], label-flip:permute, gaussian:SIGMA, "
+        "sign-flip[:SCALE], nan, payload[:KIND]"
+    ),
+]
+Attackers = Annotated[int, typer.Option(help="number of malicious clients, drawn by the seed")]
 Out = Annotated[Path | None, typer.Option(help="folder of the result; runs/NAME if not set")]
 Force = Annotated[bool, typer.Option("--force", help="overwrite a result that is there")]
+NoArrays = Annotated[
+    bool, typer.Option("--no-arrays", help="do not keep the last arrays, which `flwr-kd plot` needs")
+]
 Verbose = Annotated[bool, typer.Option("--verbose", help="show Flower's log")]
 Seeds = Annotated[str, typer.Option(help="seeds separated by commas")]
+ResultDir = Annotated[Path, typer.Argument(help="folder of a result of `simulate` or `compare`")]
+PlotSeed = Annotated[int | None, typer.Option(help="draw the runs with this seed; the first if not set")]
+PlotOut = Annotated[Path | None, typer.Option(help="the PNG; in RESULT_DIR, named like the plot, if not set")]
+PlotDataDir = Annotated[str | None, typer.Option(help="folder of data files; the result's if not set")]
 
 
 _INTERRUPTED = 130
+_PUBLIC_DATA = {"": "no", "server": "at the server", "synthetic": "synthetic, at the server"}
 
 
 class UsageError(Exception):
@@ -101,7 +136,7 @@ def list_methods(
     table = Table("method", "exchanged", "public data", "different models", "global model", "paper")
     for row in rows:
         flags = ["yes" if row[key] else "no" for key in ("different_models", "global_model")]
-        public = f"at the {row['public_data']}" if row["public_data"] else "no"
+        public = _PUBLIC_DATA[str(row["public_data"])]
         table.add_row(str(row["name"]), str(row["exchanged"]), public, *flags, str(row["paper"]))
     Console().print(table)
 
@@ -124,12 +159,17 @@ def simulate(
     device: Device = "auto",
     data_dir: DataDir = None,
     limit: Limit = None,
+    imbalance: Imbalance = None,
+    validation: Validation = False,
     image_size: ImageSize = None,
     public: Public = None,
     public_limit: PublicLimit = 5000,
     augment: Augment = "none",
+    attack: Attack = None,
+    attackers: Attackers = 0,
     out: Out = None,
     force: Force = False,
+    no_arrays: NoArrays = False,
     verbose: Verbose = False,
 ) -> None:
     """Federate one method on one machine: progress, table, plot, JSON."""
@@ -139,6 +179,7 @@ def simulate(
         settings=settings,
         out=out,
         force=force,
+        keep=not no_arrays,
         verbose=verbose,
         dataset=dataset,
         partition=partition,
@@ -152,10 +193,14 @@ def simulate(
         device=device,
         data_dir=data_dir,
         limit=limit,
+        imbalance=imbalance,
+        validation=validation,
         image_size=image_size,
         public=public,
         public_limit=public_limit,
         augment=augment,
+        attack=attack,
+        attackers=attackers,
     )
 
 
@@ -176,12 +221,17 @@ def compare(
     device: Device = "auto",
     data_dir: DataDir = None,
     limit: Limit = None,
+    imbalance: Imbalance = None,
+    validation: Validation = False,
     image_size: ImageSize = None,
     public: Public = None,
     public_limit: PublicLimit = 5000,
     augment: Augment = "none",
+    attack: Attack = None,
+    attackers: Attackers = 0,
     out: Out = None,
     force: Force = False,
+    no_arrays: NoArrays = False,
     verbose: Verbose = False,
 ) -> None:
     """Federate several methods on the same partitions from the same initial weights."""
@@ -191,6 +241,7 @@ def compare(
         settings=settings,
         out=out,
         force=force,
+        keep=not no_arrays,
         verbose=verbose,
         dataset=dataset,
         partition=partition,
@@ -204,10 +255,14 @@ def compare(
         device=device,
         data_dir=data_dir,
         limit=limit,
+        imbalance=imbalance,
+        validation=validation,
         image_size=image_size,
         public=public,
         public_limit=public_limit,
         augment=augment,
+        attack=attack,
+        attackers=attackers,
     )
 
 
@@ -240,6 +295,139 @@ def show_privacy(
         console.print(f"{heading}:")
         for line in lines:
             console.print(f"  - {line}")
+
+
+@plots.callback(invoke_without_command=True)
+def plot_top(context: typer.Context) -> None:
+    """Draw what a result's last models look like."""
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+@plots.command("tsne")
+def plot_tsne(
+    result_dir: ResultDir,
+    classes: Annotated[int, typer.Option(help="classes to show, drawn by the seed")] = 4,
+    samples: Annotated[int, typer.Option(help="test samples to show, of all these classes together")] = 500,
+    seed: PlotSeed = None,
+    out: PlotOut = None,
+    data_dir: PlotDataDir = None,
+    device: Device = "auto",
+) -> None:
+    """Map the global models' features of test samples by t-SNE."""
+    from . import analysis, plotting
+    from .seeding import numpy_generator
+    from .simulation import bundle_of
+
+    target, comparison = _plot_of(result_dir, out, "tsne.png")
+    embeddings = {}
+    for run, experiment, model in _global_models(result_dir, comparison, seed, data_dir, device):
+        test = bundle_of(experiment).test
+        rows = analysis.sample_of_classes(test.y, classes, samples, numpy_generator(run.seed, "t-sne"))
+        shown = test.subset(rows)
+        features = analysis.features_of(model, shown.x)
+        embeddings[run.method] = (analysis.embed(features, run.seed), shown.y.numpy())
+    picture = plotting.tsne(comparison, embeddings, target, seed=seed)
+    print(f"t-SNE: {picture.resolve()}")
+
+
+@plots.command("landscape")
+def plot_landscape(
+    result_dir: ResultDir,
+    directions: Annotated[int, typer.Option(help="random directions, a line each")] = 10,
+    points: Annotated[int, typer.Option(help="points of a line; odd, so that one is the model itself")] = 21,
+    reach: Annotated[float, typer.Option(help="largest perturbation, in norms of each filter")] = 1.0,
+    samples: Annotated[int, typer.Option(help="training samples of all clients together")] = 1000,
+    seed: PlotSeed = None,
+    out: PlotOut = None,
+    data_dir: PlotDataDir = None,
+    device: Device = "auto",
+) -> None:
+    """Draw the training loss around the global models."""
+    import numpy as np
+
+    from . import analysis, kept, plotting
+    from .seeding import numpy_generator, torch_generator
+    from .simulation import bundle_of
+
+    for name, value in (("directions", directions), ("samples", samples)):
+        if value < 1:
+            raise UsageError(f"{name} must be a whole number from 1, got {value}")
+    if points < 3 or points % 2 == 0:
+        raise UsageError(f"points must be an odd number from 3, got {points}")
+    if not 0 < reach < float("inf"):
+        raise UsageError(f"reach must be a finite number above 0, got {reach}")
+    target, comparison = _plot_of(result_dir, out, "landscape.png")
+    magnitudes = reach * np.arange(-(points // 2), points // 2 + 1) / (points // 2)
+    losses = {}
+    for run, experiment, model in _global_models(result_dir, comparison, seed, data_dir, device):
+        rows = kept.training_rows(experiment, samples, numpy_generator(run.seed, "landscape"))
+        shown = bundle_of(experiment).train.subset(rows)
+        state, trained = model.state_dict(), {name for name, _ in model.named_parameters()}
+        lines = []
+        console = Console()
+        for index in track(
+            range(directions), run.method, transient=True, console=console, disable=not console.is_terminal
+        ):
+            direction = analysis.filter_normalised_direction(
+                state, torch_generator(run.seed, "landscape", index), parameters=trained
+            )
+            lines.append(analysis.loss_along(model, state, [direction], magnitudes, shown.x, shown.y))
+        losses[run.method] = np.concatenate(lines)
+    picture = plotting.landscape(comparison, magnitudes, losses, target, seed=seed)
+    print(f"landscape: {picture.resolve()}")
+
+
+@plots.command("samples")
+def plot_samples(result_dir: ResultDir, seed: PlotSeed = None, out: PlotOut = None) -> None:
+    """Draw the images that a server made for its distillation."""
+    from . import kept, plotting
+
+    target, comparison = _plot_of(result_dir, out, "samples.png")
+    images = {}
+    for name, run in comparison.one_each(seed).items():
+        found = kept.synthetic_images(result_dir, run)
+        if found is None:
+            print(f"left out: {name} (it makes no images)")
+        else:
+            images[name] = found
+    if not images:
+        raise ResultError(f"no method of {str(result_dir)!r} makes images at the server")
+    picture = plotting.samples(comparison, images, target, seed=seed)
+    print(f"samples: {picture.resolve()}")
+
+
+def _plot_of(directory: Path, out: Path | None, name: str) -> tuple[Path, Comparison]:
+    """Return where a picture is to be written, and the result that it is of."""
+    target = out or directory / name
+    if target.is_dir():
+        raise UsageError(f"out must be a file, got the folder {str(target)!r}")
+    if not directory.is_dir():
+        raise UsageError(f"no folder {str(directory)!r}: name that of a result")
+    try:
+        return target, results.load(directory)
+    except FileNotFoundError as error:
+        raise UsageError(f"no result in {str(directory)!r}: {error.filename!r} is not there") from None
+
+
+def _global_models(
+    directory: Path, comparison: Comparison, seed: int | None, data_dir: str | None, device: str
+) -> Iterator[tuple[RunResult, Experiment, nn.Module]]:
+    """Yield a run of each method with a global model, its experiment and that model; name the others."""
+    from . import kept
+    from .client import resolve_device
+
+    runs = comparison.one_each(seed)
+    without = [name for name in runs if not registry.get(name).global_model]
+    if len(without) == len(runs):
+        raise ResultError(f"no method of {str(directory)!r} has a global model: {', '.join(without)}")
+    if without:
+        print(f"left out: {', '.join(without)} (no global model)")
+    # All of them first: what is missing is told before the work begins.
+    found = [(run, kept.read(directory, run)) for name, run in runs.items() if name not in without]
+    for run, arrays in found:
+        experiment = kept.experiment_of(comparison.config, run, data_dir=data_dir, device=device)
+        yield run, experiment, kept.global_model(experiment, arrays).to(resolve_device(device))
 
 
 @app.callback(invoke_without_command=True)
@@ -280,11 +468,12 @@ def _compare(
     settings: list[str] | None,
     out: Path | None,
     force: bool,
+    keep: bool,
     verbose: bool,
     **shared: Any,
 ) -> None:
     # Imported here: `flwr-kd methods` need not wait for it.
-    from . import plotting
+    from . import kept, plotting
     from .simulation import Experiment, check, run
 
     chosen = [registry.get(name) for name in dict.fromkeys(names)]
@@ -302,32 +491,44 @@ def _compare(
     console = Console()
     runs: list[RunResult] = []
     total = len(chosen) * len(experiments) * experiments[0].rounds
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("rounds"),
-        TimeElapsedColumn(),
-        console=console,
-    ) as progress:
-        bar = progress.add_task("", total=total)
-        for experiment in experiments:
-            for method in chosen:
-                progress.update(bar, description=f"{method.name}, seed {experiment.seed}")
-                advance = _advance(progress, bar)
-                runs.append(run(method, experiment, configs[method.name], on_round=advance))
-    shown = {"model": _models(experiments[0], chosen), "seeds": [e.seed for e in experiments]}
-    comparison = Comparison(
-        config={**experiments[0].shared(), **shown},
-        versions=results.versions(),
-        command=shlex.join(["flwr-kd", *sys.argv[1:]]),
-        runs=tuple(runs),
-    )
-    saved = results.save(comparison, folder, force=force)
+    # The arrays wait beside their place until all runs are done: an earlier result stays whole until then.
+    with tempfile.TemporaryDirectory(prefix=".flwr-kd-arrays-", dir=_nearest_folder(folder)) as aside:
+        with Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("rounds"),
+            TimeElapsedColumn(),
+            console=console,
+        ) as progress:
+            bar = progress.add_task("", total=total)
+            for experiment in experiments:
+                for method in chosen:
+                    progress.update(bar, description=f"{method.name}, seed {experiment.seed}")
+                    advance = _advance(progress, bar)
+                    place = kept.folder_of(Path(aside), method.name, experiment.seed) if keep else None
+                    runs.append(run(method, experiment, configs[method.name], on_round=advance, keep=place))
+        shown = {"model": _models(experiments[0], chosen), "seeds": [e.seed for e in experiments]}
+        comparison = Comparison(
+            config={**experiments[0].shared(), **shown},
+            versions=results.versions(),
+            command=shlex.join(["flwr-kd", *sys.argv[1:]]),
+            runs=tuple(runs),
+        )
+        # In this order no result is ever beside another one's arrays.
+        results.check_free(folder, force=force)
+        kept.remove(folder)
+        saved = results.save(comparison, folder, force=force)
+        kept.move(Path(aside), folder)
     picture = plotting.plot(comparison, folder / "curves.png")
     console.print(results.table(comparison))
     print(f"result: {saved.resolve()}")
     print(f"curves: {picture.resolve()}")
+
+
+def _nearest_folder(path: Path) -> Path:
+    """Return the folder, or the nearest one above it that exists."""
+    return next(each for each in (path, *path.absolute().parents) if each.is_dir())
 
 
 def _models(experiment: Any, chosen: Sequence[registry.Method]) -> str | dict[str, str]:

@@ -34,7 +34,7 @@ import numpy as np
 from safetensors import SafetensorError, deserialize
 from safetensors.numpy import save
 
-__all__ = ["MAX_PAYLOAD_BYTES", "ArraySpec", "Payload", "PayloadError", "array"]
+__all__ = ["MAX_PAYLOAD_BYTES", "ArraySpec", "Payload", "PayloadError", "array", "read_metadata"]
 
 MAX_PAYLOAD_BYTES = 256 * 1024**2
 """Largest payload in bytes, unless set otherwise. Flower chunks arrays, but not config records."""
@@ -185,7 +185,7 @@ class Payload:
             )
         try:
             tensors = deserialize(bytes(data))  # type: ignore[no-untyped-call]
-            metadata = _metadata(bytes(data))
+            metadata = read_metadata(bytes(data))
         except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise PayloadError(f"{cls.schema}: payload is not a safetensors message ({error})") from None
         if metadata.get("schema") != cls.schema:
@@ -289,7 +289,14 @@ def _check_array(schema: str, name: str, value: Any, spec: ArraySpec, sizes: dic
         raise PayloadError(f"{where} has {int((~np.isfinite(value)).sum())} values that are not finite")
 
 
-def _metadata(data: bytes) -> dict[str, Any]:
+def read_metadata(data: bytes) -> dict[str, Any]:
+    """Return an encoded message's metadata: its name, version and scalars.
+
+    Raises
+    ------
+    ValueError, KeyError, TypeError
+        If it has none; see :meth:`Payload.from_bytes`.
+    """
     (length,) = struct.unpack("<Q", data[:8])
     metadata = json.loads(data[8 : 8 + length]).get("__metadata__", {})
     if not isinstance(metadata, dict):

@@ -220,6 +220,37 @@ class RunResult:
             "seconds": statistics.median(result.seconds for result in self.rounds) if final else None,
         }
 
+    def rounds_to(self, accuracy: float, metric: str = "global_accuracy") -> int | None:
+        """Return the first round that reaches an accuracy; None if none does.
+
+        A count of rounds, such as FedHyb's Table 2; no choice of a result on test data.
+
+        Parameters
+        ----------
+        accuracy : float
+            In [0, 1].
+        metric : str
+            ``local_accuracy``, ``local_top5``, ``global_accuracy`` or ``server_accuracy``.
+
+        Raises
+        ------
+        ResultError
+            Another metric.
+
+        Examples
+        --------
+        >>> rounds = [RoundResult(r, None, r / 10, None, 0, 0, 1.0, 2, 0) for r in range(1, 4)]
+        >>> RunResult("fedavg", 0, tuple(rounds)).rounds_to(0.2)
+        2
+        """
+        if metric not in _ACCURACIES:
+            raise ResultError(f"metric must be one of {', '.join(_ACCURACIES)}, got {metric!r}")
+        for result in self.rounds:
+            found = getattr(result, metric)
+            if found is not None and found >= accuracy:
+                return result.round
+        return None
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -282,6 +313,32 @@ class Comparison:
         for run in self.runs:
             groups.setdefault(run.method, []).append(run)
         return groups
+
+    def one_each(self, seed: int | None = None) -> dict[str, RunResult]:
+        """Return one run of each method, in the order in which the methods first appear.
+
+        Parameters
+        ----------
+        seed : int, optional
+            The runs with this seed, so without the methods that have none with it; each method's first run if
+            None.
+
+        Raises
+        ------
+        ResultError
+            There is no such run.
+        """
+        groups = self.by_method()
+        if seed is None:
+            found = {method: runs[0] for method, runs in groups.items()}
+        else:
+            found = {method: run for method, runs in groups.items() for run in runs if run.seed == seed}
+        if not self.runs:
+            raise ResultError("runs is empty: there is nothing to choose from")
+        if not found:
+            seeds = sorted({run.seed for run in self.runs})
+            raise ResultError(f"seed must be one of {', '.join(map(str, seeds))}, got {seed}")
+        return found
 
     def summary(self) -> list[dict[str, Any]]:
         """Mean and standard deviation over seeds, one dict per method.

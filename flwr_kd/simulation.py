@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 import os
 import tempfile
 from collections.abc import Callable, Iterator
@@ -19,12 +20,15 @@ from typing import Any
 import numpy as np
 import torch
 from flwr.app import ArrayRecord, Context, MetricRecord
-from flwr.client import Client
+from flwr.client import Client, NumPyClient
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from torch import nn
+from torch.utils.data import Dataset
 
 from . import registry
+from .attacks import ATTACKS, MaliciousClient, draw_attackers, parse_attack
+from .checkpoint import Checkpoint
 from .client import resolve_device
 from .config import ConfigError, MethodConfig, unknown_name
 from .data import (
@@ -35,6 +39,7 @@ from .data import (
     histogram,
     load,
     load_public,
+    long_tail,
     partition,
     public_name,
     split,
@@ -43,12 +48,13 @@ from .inline import InlineGrid
 from .models import MODELS, build_model
 from .results import RoundResult, RunResult
 from .seeding import derive_seed
-from .strategy import KDResult, RoundStats
+from .strategy import KDResult, KDStrategy, RoundStats
 
 __all__ = [
     "BACKENDS",
     "Experiment",
     "SimulationError",
+    "attacker_ids",
     "bundle_of",
     "check",
     "client_splits",
@@ -100,6 +106,12 @@ class Experiment:
         Where data files are.
     limit : int, optional
         Use so many training samples only.
+    imbalance : float, optional
+        Cut what is left to a long tail with this factor, before it is divided among the clients; see
+        :func:`flwr_kd.data.long_tail`. Test set and public data keep their class mix.
+    validation : bool
+        Measure the global model on a fifth of the training samples, which no client then has, in place of the test
+        set: for the choice of hyper-parameters. Taken before ``imbalance``.
     image_size : int, optional
         Pad images to this side.
     public : str, optional
@@ -109,6 +121,10 @@ class Experiment:
         Use so many public samples at most; 5,000 is FedHEAD's number.
     augment : str
         What is done to training batches; see :func:`flwr_kd.data.augmentation`.
+    attack : str, optional
+        What malicious clients do; see :mod:`flwr_kd.attacks`.
+    attackers : int
+        How many there are, 0 to ``clients``: none without an attack, at least one with it.
 
     Raises
     ------
@@ -129,13 +145,18 @@ class Experiment:
     device: str = "auto"
     data_dir: str | None = None
     limit: int | None = None
+    imbalance: float | None = None
+    validation: bool = False
     image_size: int | None = None
     public: str | None = None
     public_limit: int = 5000
     augment: str = "none"
+    attack: str | None = None
+    attackers: int = 0
 
     def __post_init__(self) -> None:
-        for name, least in (("clients", 1), ("rounds", 1), ("workers", 1), ("seed", 0), ("public_limit", 1)):
+        whole = {"clients": 1, "rounds": 1, "workers": 1, "seed": 0, "public_limit": 1, "attackers": 0}
+        for name, least in whole.items():
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise ConfigError(f"{name} must be a whole number from {least}, got {value!r}")
@@ -148,8 +169,22 @@ class Experiment:
             raise ConfigError(f"feature-dim must be a whole number from 1, got {self.feature_dim!r}")
         if not 0 < self.fraction_train <= 1:
             raise ConfigError(f"fraction-train must be in (0, 1], got {self.fraction_train}")
+        if self.imbalance is not None:
+            real = isinstance(self.imbalance, int | float) and not isinstance(self.imbalance, bool)
+            if not real or not (math.isfinite(self.imbalance) and self.imbalance >= 1):
+                raise ConfigError(f"imbalance must be a finite number from 1, got {self.imbalance!r}")
         resolve_device(self.device)
         augmentation(self.augment)
+        if self.attack is not None:
+            parse_attack(self.attack)
+            if not self.attackers:
+                raise ConfigError(f"attack {self.attack!r} needs attackers from 1, got 0")
+        elif self.attackers:
+            raise ConfigError(
+                f"attackers={self.attackers} needs an attack, one of {', '.join(ATTACKS)}; got none"
+            )
+        if self.attackers > self.clients:
+            raise ConfigError(f"attackers must be at most clients={self.clients}, got {self.attackers}")
 
     @property
     def models(self) -> list[str]:
@@ -214,6 +249,7 @@ def run(
     on_round: Callable[[RoundStats], None] | None = None,
     checkpoint_dir: Path | None = None,
     resume: bool = False,
+    keep: Path | None = None,
 ) -> RunResult:
     """Run one method once.
 
@@ -231,6 +267,9 @@ def run(
         Arrays and the method's state are written there after every round.
     resume : bool
         Go on after the checkpoint's round. What clients keep to themselves (personal models) is not in it.
+    keep : path, optional
+        A folder, made if it does not exist, into which the last global arrays and the strategy's own state
+        are written as a :class:`~flwr_kd.checkpoint.Checkpoint`; not where the method has neither.
 
     Returns
     -------
@@ -249,6 +288,7 @@ def run(
     splits = client_splits(experiment)
     bundle = bundle_of(experiment)
     config.check_classes(bundle.num_classes)
+    _check_attack(experiment, bundle)
     strategy = method.strategy(
         config,
         **server_options(method, experiment),
@@ -278,6 +318,9 @@ def run(
     if outcome.result is None:
         reason = outcome.failure or "it ended without a result"
         raise SimulationError(f"{method.name}: the server failed: {reason}") from outcome.failure
+    if keep is not None:
+        arrays = outcome.result.arrays if method.global_model else ArrayRecord()
+        _keep(keep, experiment.rounds, strategy, arrays)
     labels = bundle.train.y.numpy()
     return RunResult(
         method=method.name,
@@ -286,6 +329,13 @@ def run(
         hyperparameters=dict(config.to_wire()),
         histogram=histogram(labels, [train for train, _ in splits], bundle.num_classes),
     )
+
+
+def _keep(folder: Path, last_round: int, strategy: KDStrategy, arrays: ArrayRecord) -> None:
+    state = strategy.state_arrays()
+    if arrays or state:
+        name, config = type(strategy).__name__, strategy.config.to_wire()
+        Checkpoint(name, last_round, config, strategy.seed, arrays, state).save(folder)
 
 
 def check(experiment: Experiment, config: MethodConfig, method: registry.Method | None = None) -> None:
@@ -299,7 +349,9 @@ def check(experiment: Experiment, config: MethodConfig, method: registry.Method 
         If a setting does not go with another.
     """
     client_splits(experiment)
-    config.check_classes(bundle_of(experiment).num_classes)
+    bundle = bundle_of(experiment)
+    config.check_classes(bundle.num_classes)
+    _check_attack(experiment, bundle)
     for index in range(len(experiment.models)):
         experiment.build_model(index)
     if method is not None:
@@ -320,6 +372,12 @@ def server_options(method: registry.Method, experiment: Experiment) -> dict[str,
             "public_data": public_of(experiment),
             "device": experiment.device,
         }
+    if method.public_data == "synthetic":
+        return {
+            "model": experiment.build_model(),
+            "input_shape": bundle_of(experiment).input_shape,
+            "device": experiment.device,
+        }
     return {"device": experiment.device} if method.server_device else {}
 
 
@@ -335,6 +393,16 @@ def public_of(experiment: Experiment) -> ArrayDataset:
 def client_splits(experiment: Experiment) -> list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
     """Return each client's training and test rows; the same for all methods of a comparison."""
     return _splits(experiment.partition, experiment.clients, experiment.seed, _key(experiment))
+
+
+def attacker_ids(experiment: Experiment) -> frozenset[int]:
+    """Return the partitions of the malicious clients; the same for all methods of a comparison."""
+    return draw_attackers(experiment.clients, experiment.attackers, experiment.seed)
+
+
+def _check_attack(experiment: Experiment, bundle: Bundle) -> None:
+    if experiment.attack is not None:
+        parse_attack(experiment.attack).check_classes(bundle.num_classes)
 
 
 def evaluator(
@@ -370,17 +438,36 @@ def bundle_of(experiment: Experiment) -> Bundle:
     return bundle
 
 
-def _key(experiment: Experiment) -> tuple[str, int, str | None, int | None, bool]:
+_Key = tuple[str, int, str | None, int | None, float | None, bool, bool]
+
+
+def _key(experiment: Experiment) -> _Key:
     """Return what decides which samples there are."""
     dataset, data_dir = experiment.dataset, experiment.data_dir
     public = experiment.public
     hold_back = public is not None and public_name(public, dataset=dataset, data_dir=data_dir) == dataset
-    return dataset, experiment.seed, data_dir, experiment.limit, hold_back
+    cuts = experiment.limit, experiment.imbalance, experiment.validation
+    return dataset, experiment.seed, data_dir, *cuts, hold_back
 
 
 @functools.lru_cache(maxsize=2)
-def _loaded(dataset: str, seed: int, data_dir: str | None, limit: int | None, hold_back: bool) -> Bundle:
-    return load(dataset, seed=seed, data_dir=data_dir, limit=limit, hold_back=hold_back)
+def _loaded(
+    dataset: str,
+    seed: int,
+    data_dir: str | None,
+    limit: int | None,
+    imbalance: float | None,
+    validation: bool,
+    hold_back: bool,
+) -> Bundle:
+    bundle = load(dataset, seed=seed, data_dir=data_dir, limit=limit, hold_back=hold_back)
+    if validation:
+        rows = np.arange(len(bundle.train))
+        fit, held = split(bundle.train.y, rows, test_fraction=0.2, seed=derive_seed(seed, "validation"))
+        bundle = replace(bundle, train=bundle.train.subset(fit), test=bundle.train.subset(held))
+    if imbalance is None:
+        return bundle
+    return replace(bundle, train=bundle.train.subset(long_tail(bundle.train.y, imbalance, seed=seed)))
 
 
 @functools.lru_cache(maxsize=1)
@@ -389,13 +476,13 @@ def _public(name: str | None, dataset: str, seed: int, data_dir: str | None, lim
 
 
 @functools.lru_cache(maxsize=1)
-def _padded(key: tuple[str, int, str | None, int | None, bool], side: int) -> Bundle:
+def _padded(key: _Key, side: int) -> Bundle:
     return _loaded(*key).padded(side)
 
 
 @functools.lru_cache(maxsize=2)
 def _splits(
-    spec: str, clients: int, seed: int, key: tuple[str, int, str | None, int | None, bool]
+    spec: str, clients: int, seed: int, key: _Key
 ) -> list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
     labels = _loaded(*key).train.y
     parts = partition(labels, spec, num_clients=clients, seed=seed)
@@ -407,15 +494,23 @@ def _build_client(method_name: str, experiment: Experiment, context: Context) ->
     method = registry.get(method_name)
     index = int(context.node_config["partition-id"])
     bundle, (train, test) = bundle_of(experiment), client_splits(experiment)[index]
-    client = method.client(
+    train_set: Dataset[Any] = bundle.train.subset(train)
+    attack = None
+    if experiment.attack is not None and index in attacker_ids(experiment):
+        attack = parse_attack(experiment.attack)
+        seed = derive_seed(experiment.seed, "attack", index)
+        train_set = attack.poison(train_set, bundle.num_classes, seed)
+    client: NumPyClient = method.client(
         experiment.build_model(index),
-        bundle.train.subset(train),
+        train_set,
         bundle.train.subset(test),
         context=context,
         device=experiment.device,
         augment=augmentation(experiment.augment),
         **method.client_options,
     )
+    if attack is not None:
+        client = MaliciousClient(client, attack, partition=index)
     return client.to_client()
 
 

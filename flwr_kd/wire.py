@@ -43,6 +43,8 @@ PAYLOAD, PHASE, ROUND, SEED, NAMES, MAX_BYTES = (
     "array-names",
     "max-payload-bytes",
 )
+VARIANCE = "running_var"
+"""How the names of BatchNorm's variances end."""
 _EMPTY = "_empty"
 _MAX_EXAMPLES = 2**53
 
@@ -139,7 +141,7 @@ class ArrayTemplate:
         Raises
         ------
         PayloadError
-            If number, shapes or kinds differ, or a float is not finite.
+            If number, shapes or kinds differ, a float is not finite, or a running variance is negative.
         """
         if len(arrays) != len(self.names):
             raise PayloadError(f"{len(arrays)} arrays came back, expected {len(self.names)}")
@@ -159,6 +161,11 @@ class ArrayTemplate:
             raise PayloadError(f"array {name!r} has values that are not whole, expected {dtype.name}")
         if dtype.kind == "f" and not np.isfinite(cast).all():
             raise PayloadError(f"array {name!r} has values beyond {dtype.name}")
+        # BatchNorm takes its root: one client's negative variance would make the mean's outputs NaN.
+        if name.endswith(VARIANCE) and dtype.kind == "f" and (cast < 0).any():
+            raise PayloadError(
+                f"array {name!r} has negative values, down to {cast.min():g}; it holds variances"
+            )
         return cast
 
 

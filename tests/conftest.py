@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import pytest
@@ -12,6 +12,7 @@ from flwr.app import ArrayRecord, Context
 from flwr.clientapp import ClientApp
 
 from flwr_kd import registry
+from flwr_kd.attacks import MaliciousClient, parse_attack
 from flwr_kd.data import ArrayDataset
 from flwr_kd.inline import InlineGrid
 from flwr_kd.models import build_model
@@ -35,23 +36,30 @@ def small_model(name: str = "mlp", seed: int = 0) -> torch.nn.Module:
 
 
 class Federation:
-    """Clients of one method on the inline grid."""
+    """Clients of one method on the inline grid, some of them malicious."""
 
-    def __init__(self, name: str, clients: int = 4) -> None:
+    def __init__(
+        self, name: str, clients: int = 4, *, attack: str | None = None, attackers: Collection[int] = ()
+    ) -> None:
         self.method, self.clients = registry.get(name), clients
+        self.attack, self.attackers = None if attack is None else parse_attack(attack), attackers
         self.models = ["mlp"] * clients
 
     def app(self) -> ClientApp:
         def client_fn(context: Context) -> Any:
             index = int(context.node_config["partition-id"])
-            client = self.method.client(
+            attack = self.attack if index in self.attackers else None
+            train: Any = blobs(24 + index, index)
+            client: Any = self.method.client(
                 small_model(self.models[index]),
-                blobs(24 + index, index),
+                train if attack is None else attack.poison(train, CLASSES, index),
                 blobs(8, 100 + index),
                 context=context,
                 device="cpu",
                 **self.method.client_options,
             )
+            if attack is not None:
+                client = MaliciousClient(client, attack, partition=index)
             return client.to_client()
 
         return ClientApp(client_fn=client_fn)
@@ -60,6 +68,8 @@ class Federation:
         options.setdefault("min_available_nodes", self.clients)
         if self.method.public_data == "server":
             options = {"model": small_model(), "public_data": blobs(32, 200), "device": "cpu", **options}
+        if self.method.public_data == "synthetic":
+            options = {"model": small_model(), "input_shape": SHAPE, "device": "cpu", **options}
         quick = ["local-epochs=1", "batch-size=8", "optimizer=adam", "learning-rate=0.005"]
         return self.method.strategy(self.method.config([*quick, *settings]), **options)
 

@@ -6,12 +6,16 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
+from matplotlib.image import imread
 
-from flwr_kd import __version__, cli, privacy, registry, results, simulation
+from flwr_kd import __version__, cli, kept, plotting, privacy, registry, results, simulation
+from flwr_kd.checkpoint import Checkpoint
 
 SMALL = ["--backend", "inline", "--clients", "3", "--rounds", "2", "--limit", "150", "--device", "cpu"]
 
@@ -235,6 +239,166 @@ def test_the_same_command_gives_the_same_numbers(command: Command, tmp_path: Pat
     assert numbers("a") == numbers("b", "--workers", "1")
 
 
+# ---------------------------------------------------------------------- arrays and plots
+
+
+TINY = ["--backend", "inline", "--clients", "2", "--rounds", "1", "--limit", "150", "--device", "cpu"]
+
+
+def kept_files(folder: Path) -> list[str]:
+    return sorted(path.parent.name for path in folder.glob("arrays/*/checkpoint.safetensors"))
+
+
+def is_a_picture(path: Path) -> bool:
+    return bool(imread(path)[..., :3].std() > 0.01)
+
+
+def add_images(folder: Path, method: str, images: np.ndarray[Any, Any]) -> None:
+    """Let a run have made images at its server, as a strategy's state keeps them."""
+    place = kept.folder_of(folder, method, 0)
+    found = Checkpoint.load(place, registry.get(method).strategy.__name__)
+    assert found is not None
+    replace(found, state={**found.state, "synthetic": images}).save(place)
+
+
+def test_the_last_models_are_kept_and_drawn(command: Command, tmp_path: Path) -> None:
+    folder = tmp_path / "o"
+    assert command("compare", "fedavg", "fedproto", "feddf", *TINY, "--seeds", "0,1", "--out", "o").code == 0
+    assert kept_files(folder) == [
+        "fedavg-seed0", "fedavg-seed1", "feddf-seed0", "feddf-seed1", "fedproto-seed0", "fedproto-seed1"
+    ]  # fmt: skip
+    assert list(tmp_path.iterdir()) == [folder]
+
+    code, out, err = command("plot", "tsne", "o", "--samples", "20", "--classes", "3")
+    assert (code, err) == (0, "")
+    assert out == f"left out: fedproto (no global model)\nt-SNE: {folder / 'tsne.png'}\n"
+    assert is_a_picture(folder / "tsne.png")
+    code, out, err = command(
+        "plot", "landscape", "o", "--directions", "2", "--points", "3", "--samples", "30", "--seed", "1",
+        "--out", "pictures/l.png", "--reach", "0.5",
+    )  # fmt: skip
+    assert (code, err) == (0, "")
+    assert out == f"left out: fedproto (no global model)\nlandscape: {tmp_path / 'pictures' / 'l.png'}\n"
+    assert is_a_picture(tmp_path / "pictures" / "l.png")
+
+    code, out, err = command("plot", "samples", "o")
+    assert (code, err) == (2, "flwr-kd: no method of 'o' makes images at the server\n")
+    add_images(folder, "feddf", np.random.default_rng(0).random((20, 1, 8, 8), dtype=np.float32))
+    code, out, err = command("plot", "samples", "o")
+    assert (code, err) == (0, "")
+    assert out.splitlines() == [
+        "left out: fedavg (it makes no images)",
+        "left out: fedproto (it makes no images)",
+        f"samples: {folder / 'samples.png'}",
+    ]
+    assert is_a_picture(folder / "samples.png")
+    add_images(folder, "feddf", np.zeros((21, 1, 8, 8), dtype=np.float32))
+    assert "[C * n, K, H, W] with C = 10 classes, got [21, 1, 8, 8]" in command("plot", "samples", "o").err
+
+
+def test_the_plots_are_of_the_models_that_were_measured(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is rebuilt from the result is what ran: the same accuracy, and the same training samples."""
+    args = ["--model", "lenet", "--partition", "pathological:2", "--seed", "3", "--image-size", "12"]
+    assert command("simulate", "fedavg", *TINY, *args, "--out", "o").code == 0
+    result = results.load(tmp_path / "o")
+    (run,) = result.runs
+    experiment = kept.experiment_of(result.config, run)
+    model = kept.global_model(experiment, kept.read(tmp_path / "o", run))
+    test = simulation.bundle_of(experiment).test
+    assert not model.training
+    right = float((model(test.x).argmax(dim=1) == test.y).float().mean())
+    assert right == pytest.approx(run.rounds[-1].global_accuracy)
+    rows = kept.training_rows(experiment, 10**6, np.random.default_rng(0))
+    labels = simulation.bundle_of(experiment).train.y.numpy()[rows]
+    assert np.bincount(labels, minlength=10).tolist() == np.sum(run.histogram, axis=0).tolist()
+    assert len(kept.training_rows(experiment, 5, np.random.default_rng(0))) == 5
+    original = simulation.Experiment(
+        clients=2, limit=150, partition="pathological:2", seed=3, image_size=12, model="lenet"
+    )
+    for ours, theirs in zip(
+        simulation.client_splits(experiment), simulation.client_splits(original), strict=True
+    ):
+        assert all((a == b).all() for a, b in zip(ours, theirs, strict=True))
+
+    seen: list[Any] = []
+    monkeypatch.setattr(plotting, "landscape", lambda *a, **k: seen.append(a) or tmp_path / "x.png")
+    for _ in range(2):
+        assert command("plot", "landscape", "o", "--directions", "2", "--samples", "40").code == 0
+    (_, magnitudes, losses, _), (_, _, again, _) = seen
+    assert magnitudes.tolist() == pytest.approx(np.linspace(-1, 1, 21).tolist())
+    assert magnitudes[10] == 0
+    assert losses["fedavg"].shape == (2, 21)
+    np.testing.assert_array_equal(losses["fedavg"], again["fedavg"])
+
+
+def test_arrays_can_be_left_out(command: Command, tmp_path: Path) -> None:
+    assert command("simulate", "fedavg", *TINY, "--no-arrays", "--out", "o").code == 0
+    assert not (tmp_path / "o" / "arrays").exists()
+    for plot in ("tsne", "landscape", "samples"):
+        code, out, err = command("plot", plot, "o")
+        assert (code, out) == (2, "")
+        assert err.startswith("flwr-kd: 'o' has no arrays of fedavg with seed 0")
+        assert err.endswith("run it again, without --no-arrays\n")
+        assert len(err.splitlines()) == 1
+
+
+def test_no_arrays_of_an_earlier_result_stay(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "o"
+    assert command("compare", "fedavg", "fedprox", *TINY, "--seeds", "0,1", "--out", "o").code == 0
+    (folder / "arrays" / "mine.txt").write_text("x")
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    with monkeypatch.context() as patch:
+        patch.setattr(registry.get("fedhkd").strategy, "aggregate_phase", lambda *a: 1 / 0)
+        assert command("compare", "fedavg", "fedhkd", *TINY, "--force", "--out", "o").code == 1
+    # A run that fails leaves the earlier result whole.
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    assert command("simulate", "fedavg", *TINY, "--seed", "1", "--out", "o", "--force").code == 0
+    assert kept_files(folder) == ["fedavg-seed1"]
+    assert sorted(path.name for path in (folder / "arrays").iterdir()) == ["fedavg-seed1", "mine.txt"]
+    assert command("simulate", "fedavg", *TINY, "--out", "o", "--force", "--no-arrays").code == 0
+    assert [path.name for path in (folder / "arrays").iterdir()] == ["mine.txt"]
+
+
+def test_arrays_of_another_run_are_refused(command: Command, tmp_path: Path) -> None:
+    for name, value in (("a", "0.1"), ("b", "0.2")):
+        assert (
+            command("simulate", "fedavg", *TINY, "--set", f"learning-rate={value}", "--out", name).code == 0
+        )
+    file = Path("arrays", "fedavg-seed0", "checkpoint.safetensors")
+    before = (tmp_path / "a" / file).read_bytes()
+    (tmp_path / "a" / file).write_bytes((tmp_path / "b" / file).read_bytes())
+    assert "are of another run than the result: run it again" in command("plot", "tsne", "a").err
+    (tmp_path / "a" / file).write_bytes(before[:100])
+    code, _, err = command("plot", "tsne", "a")
+    assert code == 2
+    assert "cannot read the arrays" in err
+    (tmp_path / "a" / file).write_bytes(before)
+    document = json.loads((tmp_path / "a" / "result.json").read_text())
+    document["config"]["model"] = "lenet"
+    (tmp_path / "a" / "result.json").write_text(json.dumps(document))
+    code, _, err = command("plot", "tsne", "a")
+    assert code == 2
+    assert "the arrays kept are not of the model lenet" in err
+    assert len(err.splitlines()) == 1
+
+
+def test_a_result_without_a_global_model_has_nothing_to_draw(command: Command) -> None:
+    assert command("simulate", "fedproto", *TINY, "--out", "o").code == 0
+    code, out, err = command("plot", "tsne", "o")
+    assert (code, out, err) == (2, "", "flwr-kd: no method of 'o' has a global model: fedproto\n")
+
+
+def test_the_plots_are_listed(command: Command) -> None:
+    for args in (("plot",), ("plot", "--help")):
+        code, out, err = command(*args)
+        assert (code, err) == (0, "")
+        assert all(name in out for name in ("tsne", "landscape", "samples"))
+
+
 # ---------------------------------------------------------------------- mistakes
 
 
@@ -260,6 +424,13 @@ MISTAKES = [
     (["simulate", "fedavg", "--seeds", "1,x"], ["seeds", "1,x"]),
     (["simulate", "fedavg", "--seed", "-1"], ["seeds", "-1"]),
     (["simulate", "fedavg", "--limit", "0"], ["limit", "0"]),
+    (["simulate", "fedavg", "--attack", "nan"], ["attack 'nan' needs attackers from 1, got 0"]),
+    (["compare", "fedavg", "--attackers", "2"], ["attackers=2 needs an attack, one of label-flip[:TARGET]"]),
+    (["simulate", "fedavg", "--attack", "nan", "--attackers", "11"], ["attackers must be at most clients=10"]),
+    (["simulate", "fedavg", "--attack", "gaussian", "--attackers", "1"], ["SIGMA must be a finite number above 0"]),
+    (["simulate", "fedavg", "--attack", "label-flip:10", "--attackers", "1"], ["TARGET must be in 0..9"]),
+    (["simulate", "fedavg", "--imbalance", "0.5"], ["imbalance must be a finite number from 1, got 0.5"]),
+    (["simulate", "fedavg", "--imbalance", "500"], ["imbalance factor 500 needs at least 500 samples of class 0"]),
     (["simulate", "fedavg", "--image-size", "4"], ["cannot be padded to images of 4"]),
     (["simulate", "fedavg", "--augment", "mixup"], ["augment must be one of none, crop", "'mixup'"]),
     (["simulate", "feddkc-kkr", "--set", "target-peak=0.05"], ["target-peak must be in", "(0.1, 1)", "0.05"]),
@@ -279,6 +450,15 @@ MISTAKES = [
     (["simulat", "fedavg"], ["simulat"]),
     (["privacy", "--sigma", "-1"], ["sigma", "> 0", "-1"]),
     (["privacy", "--delta", "2"], ["delta", "< 1", "2"]),
+    (["plot", "tnse", "."], ["tnse"]),
+    (["plot", "tsne"], ["RESULT_DIR"]),
+    (["plot", "tsne", "nowhere"], ["no folder 'nowhere'"]),
+    (["plot", "tsne", "."], ["no result in '.'", "result.json"]),
+    (["plot", "tsne", ".", "--out", "."], ["out must be a file, got the folder '.'"]),
+    (["plot", "landscape", ".", "--points", "4"], ["points must be an odd number from 3, got 4"]),
+    (["plot", "landscape", ".", "--reach", "0"], ["reach must be a finite number above 0, got 0"]),
+    (["plot", "landscape", ".", "--directions", "0"], ["directions must be a whole number from 1, got 0"]),
+    (["plot", "landscape", ".", "--samples", "0"], ["samples must be a whole number from 1, got 0"]),
 ]  # fmt: skip
 
 

@@ -10,7 +10,16 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from flwr_kd.plotting import figure, plot
+from flwr_kd.plotting import (
+    figure,
+    landscape,
+    landscape_figure,
+    plot,
+    samples,
+    samples_figure,
+    tsne,
+    tsne_figure,
+)
 from flwr_kd.results import Comparison, ResultError, RoundResult, RunResult
 
 CONFIG = {"dataset": "digits", "partition": "inner-dirichlet:0.1", "clients": 10}
@@ -162,6 +171,158 @@ def test_nothing_to_plot(tmp_path):
     with pytest.raises(ResultError, match="runs is empty"):
         plot(a_comparison(), tmp_path / "a.png")
     assert not (tmp_path / "a.png").exists()
+
+
+def a_map(classes=(0, 3, 4), size=5):
+    labels = np.repeat(classes, size)
+    return np.random.default_rng(0).normal(size=(len(labels), 2)), labels
+
+
+def titles(drawn):
+    return [axes.get_title().strip() for axes in drawn.axes if axes.get_visible()]
+
+
+def test_maps_have_a_panel_per_method_and_a_colour_per_class(comparison):
+    drawn = tsne_figure(comparison, {"ktpfl": a_map(), "fedavg": a_map((3, 9))}, seed=1)
+    assert titles(drawn) == ["ktpfl", "fedavg"]
+    assert drawn.get_suptitle().replace("\n", " ") == (
+        "digits · inner-dirichlet:0.1 · 10 clients · seed 1 · features of 10 to 15 test samples"
+    )
+    assert [axes.texts[0].get_text() for axes in drawn.axes] == [
+        "global accuracy not measured", "global accuracy 70.00 %"
+    ]  # fmt: skip
+    assert [text.get_text() for text in drawn.legends[0].get_texts()] == [f"class {c}" for c in (0, 3, 4, 9)]
+    points, labels = a_map()
+    np.testing.assert_allclose(drawn.axes[0].collections[1].get_offsets(), points[labels == 3])
+    colours = [each.get_facecolor()[0].tolist() for each in drawn.axes[0].collections[:3]]
+    assert colours[1] == drawn.axes[1].collections[1].get_facecolor()[0].tolist()
+    assert colours[0] != colours[1] != colours[2]
+
+
+def test_landscapes_share_their_axes_and_show_the_flattest(comparison):
+    x = np.linspace(-1, 1, 5)
+    flat, steep = 0.5 + np.outer([1.0, 2.0, 3.0], x**2), 0.5 + np.outer([1e3, 1e4, 1e5], x**2)
+    steep[0, -1], steep[1, 0] = np.inf, np.nan
+    drawn = landscape_figure(comparison, x, {"fedavg": steep, "ktpfl": flat})
+    left, right = drawn.axes
+    assert titles(drawn) == ["fedavg", "ktpfl"]
+    assert drawn.get_suptitle().endswith("seed 0 · loss in 3 directions")
+    assert left.get_ylim() == right.get_ylim()
+    low, high = right.get_ylim()
+    assert 0 <= low < 0.5
+    assert 2.5 < high < 12
+    assert len(right.lines) == 4
+    np.testing.assert_allclose(right.lines[-1].get_ydata(), 0.5 + 2 * x**2)
+    assert np.isnan(left.lines[0].get_ydata()[-1])
+    curves = figure(comparison).axes[0].lines
+    assert [left.lines[0].get_color(), right.lines[0].get_color()] == [line.get_color() for line in curves]
+
+
+def test_landscapes_without_a_finite_loss_or_without_a_difference(tmp_path, comparison):
+    x = np.array([-1.0, 0.0, 1.0])
+    landscape(comparison, x, {"fedavg": np.full((2, 3), np.nan)}, tmp_path / "a.png")
+    low, high = landscape_figure(comparison, x, {"fedavg": np.full((2, 3), 2.3)}).axes[0].get_ylim()
+    assert high - low >= 0.1
+    half = np.array([[1.0, 0.5, np.inf], [1.0, 0.5, np.inf], [1.0, 0.5, 2.0]])
+    median = landscape_figure(comparison, x, {"fedavg": half}).axes[0].lines[-1].get_ydata()
+    assert np.isnan(median[2])
+    assert median[:2].tolist() == [1.0, 0.5]
+
+
+def test_samples_have_a_row_per_class(comparison):
+    images = np.zeros((3, 2, 1, 4, 5))
+    for label in range(3):
+        images[label] = label
+    images[2, 1] = np.nan
+    drawn = samples_figure(comparison, {"fedavg": images})
+    (axes,) = drawn.axes
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["0", "1", "2"]
+    page = np.asarray(axes.images[0].get_array())
+    assert page.shape == (3 * 5 + 1, 2 * 6 + 1, 3)
+    for label, shade in enumerate((0.0, 0.5, 1.0)):
+        row = 1 + label * 5
+        assert np.allclose(page[row : row + 4, 1:6], shade)
+        assert row - 0.5 < axes.get_yticks()[label] < row + 4
+    assert np.allclose(page[11:15, 7:12], 0)
+    assert np.allclose(page[0], 1)
+    assert axes.get_xlabel() == ""
+
+
+def test_of_many_samples_the_first_are_drawn(comparison):
+    images = np.random.default_rng(0).random((25, 12, 3, 4, 4))
+    images[0, 0, 0], images[0, 0, 1:] = 1, 0
+    (axes,) = samples_figure(comparison, {"fedavg": images}).axes
+    page = np.asarray(axes.images[0].get_array())
+    assert page.shape == (20 * 5 + 1, 10 * 5 + 1, 3)
+    assert page[1, 1].tolist() == [1, 0, 0]
+    assert axes.get_xlabel() == "20 of 25 classes, 10 of 12 images of each"
+
+
+def test_images_that_are_nearly_all_dark(comparison):
+    images = np.zeros((1, 1, 1, 20, 20))
+    images[..., 0, 0] = 1
+    page = np.asarray(samples_figure(comparison, {"fedavg": images}).axes[0].images[0].get_array())
+    assert (page[1, 1, 0], page[2, 2, 0]) == (1, 0)
+    assert np.isfinite(
+        np.asarray(samples_figure(comparison, {"fedavg": 0 * images}).axes[0].images[0].get_array())
+    ).all()
+
+
+def test_pictures_of_models_are_pngs_that_repeat(tmp_path):
+    names = [f"m$^{index}" for index in range(5)]
+    found = a_comparison(*(a_run(name, 0, [0.5], [0.5]) for name in names))
+    x = np.linspace(-1, 1, 5)
+    for write in (
+        lambda path: tsne(found, {name: a_map(range(30)) for name in names}, path),
+        lambda path: landscape(found, x, {name: np.ones((3, 1)) * x**2 for name in names}, path),
+        lambda path: samples(
+            found, {name: np.random.default_rng(0).random((2, 2, 1, 4, 4)) for name in names}, path
+        ),
+    ):
+        path = write(tmp_path / "new" / "a.png")
+        before = path.read_bytes()
+        assert before.startswith(b"\x89PNG\r\n\x1a\n")
+        assert imread(path)[..., :3].std() > 0.01
+        assert write(path).read_bytes() == before
+
+
+def test_no_panel_overlaps_another_or_its_heading(comparison):
+    runs = [a_run(f"method-{index}", 0, [0.5], [0.5]) for index in range(4)]
+    found, x = a_comparison(*runs), np.linspace(-1, 1, 5)
+    names = [run.method for run in runs]
+    for drawn in (
+        tsne_figure(found, {name: a_map(range(30)) for name in names}),
+        landscape_figure(found, x, {name: np.ones((3, 1)) * x**2 for name in names}),
+        samples_figure(found, {name: np.zeros((20, 3, 1, 4, 4)) for name in names}),
+    ):
+        drawn.canvas.draw()
+        renderer = drawn.canvas.get_renderer()
+        boxes = [axes.get_tightbbox(renderer) for axes in drawn.axes if axes.get_visible()]
+        boxes += [drawn._suptitle.get_window_extent(renderer)]
+        boxes += [legend.get_window_extent(renderer) for legend in drawn.legends]
+        for index, box in enumerate(boxes):
+            assert box.x0 >= 0
+            assert box.y0 >= 0
+            assert box.x1 <= drawn.bbox.x1
+            assert box.y1 <= drawn.bbox.y1
+            assert not any(box.overlaps(other) for other in boxes[:index])
+        for axes in drawn.axes:
+            name, accuracy = (text.get_window_extent(renderer) for text in (axes.title, axes.texts[0]))
+            assert accuracy.y0 >= axes.get_window_extent(renderer).y1
+            assert not axes.texts[0].get_text() or name.y1 > accuracy.y1
+
+
+def test_what_the_pictures_of_models_refuse(comparison):
+    with pytest.raises(ResultError, match="there is no method to draw"):
+        tsne_figure(comparison, {})
+    with pytest.raises(ResultError, match="the result has no run of fedhkd"):
+        landscape_figure(comparison, np.arange(3), {"fedhkd": np.ones((1, 3))})
+    with pytest.raises(ResultError, match="seed must be one of 0, 1, got 7"):
+        tsne_figure(comparison, {"fedavg": a_map()}, seed=7)
+    with pytest.raises(
+        ResultError, match=r"images of fedavg must have the shape \[C, n, K, H, W\], got \[2, 3\]"
+    ):
+        samples_figure(comparison, {"fedavg": np.ones((2, 3))})
 
 
 def test_the_caller_s_matplotlib_is_left_alone(tmp_path, comparison):

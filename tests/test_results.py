@@ -479,3 +479,17 @@ def test_the_fields_are_the_schema():
         "clients",
     ]
     assert results.SCHEMA_VERSION == 1
+
+
+def test_one_run_of_each_method():
+    def run(method, seed):
+        return RunResult(method, seed, ())
+
+    found = Comparison({}, {}, "", (run("b", 2), run("a", 1), run("b", 1), run("c", 3)))
+    assert {name: each.seed for name, each in found.one_each().items()} == {"b": 2, "a": 1, "c": 3}
+    assert list(found.one_each()) == ["b", "a", "c"]
+    assert {name: each.seed for name, each in found.one_each(1).items()} == {"b": 1, "a": 1}
+    with pytest.raises(ResultError, match="seed must be one of 1, 2, 3, got 0"):
+        found.one_each(0)
+    with pytest.raises(ResultError, match="runs is empty"):
+        Comparison({}, {}, "", ()).one_each()

@@ -6,6 +6,7 @@ import dataclasses
 import os
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord
@@ -165,6 +166,29 @@ def test_images_can_be_padded_and_augmented() -> None:
     assert moved.train_loss != plain.train_loss
 
 
+def test_a_long_tail_is_cut_before_the_data_is_divided() -> None:
+    options = {**SMALL, "limit": None, "rounds": 1}
+    plain, tail = Experiment(**options), Experiment(**options, imbalance=20, partition="inner-dirichlet:0.5")
+    whole, cut = simulation.bundle_of(plain), simulation.bundle_of(tail)
+    assert torch.equal(whole.test.x, cut.test.x)
+    assert torch.equal(whole.test.y, cut.test.y)
+    assert torch.equal(simulation.public_of(plain).x, simulation.public_of(tail).x)
+    # 5 x 20 ** (1 - c / 9) of class c.
+    profile = [100, 72, 51, 37, 26, 19, 14, 10, 7, 5]
+    assert torch.bincount(cut.train.y).tolist() == profile
+    splits = client_splits(tail)
+    rows = np.concatenate([part for pair in splits for part in pair])
+    assert sorted(rows.tolist()) == list(range(sum(profile)))
+    result = run(registry.get("fedavg"), tail)
+    held_out = torch.bincount(cut.train.y[np.concatenate([test for _, test in splits])], minlength=10)
+    sums = [sum(column) for column in zip(*result.histogram, strict=True)]
+    assert [a + b for a, b in zip(sums, held_out.tolist(), strict=True)] == profile
+    # After the limit, and of what it left.
+    limited = simulation.bundle_of(Experiment(**{**SMALL, "imbalance": 2}))
+    assert torch.bincount(limited.train.y).tolist() == [14, 13, 12, 11, 10, 10, 9, 8, 8, 7]
+    assert tail.shared()["imbalance"] == 20
+
+
 def test_hyper_parameters_that_do_not_go_with_the_classes_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -228,6 +252,9 @@ def test_global_accuracy_is_that_of_the_model_on_the_common_test_set() -> None:
         ({"backend": "dask"}, "unknown backend 'dask'; valid: ray, inline"),
         ({"model": "mlp,lenett"}, r"unknown model 'lenett' \(did you mean 'lenet'\?\); valid: .*resnet8"),
         ({"fraction_train": 0.0}, r"fraction-train must be in \(0, 1\], got 0.0"),
+        ({"imbalance": 0.5}, "imbalance must be a finite number from 1, got 0.5"),
+        ({"imbalance": float("nan")}, "imbalance must be a finite number from 1, got nan"),
+        ({"imbalance": True}, "imbalance must be a finite number from 1, got True"),
         ({"feature_dim": 0}, "feature-dim must be a whole number from 1, got 0"),
         ({"device": "tpu"}, "device must be auto, cpu"),
     ],
@@ -244,6 +271,7 @@ def test_what_is_not_allowed_is_refused_at_construction(options: dict[str, Any],
         ({"partition": "dirichlet"}, "dirichlet"),
         ({"partition": "pathological:99"}, "99"),
         ({"clients": 5000}, "5000"),
+        ({"imbalance": 50}, "imbalance factor 50 needs at least 50 samples of class 0 for one of class 9"),
     ],
 )
 def test_data_and_partitions_are_refused_before_anything_runs(

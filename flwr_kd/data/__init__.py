@@ -16,7 +16,8 @@ Examples
 """
 
 from flwr_kd.data._base import ArrayDataset, Bundle, DataError
-from flwr_kd.data.augmentation import AUGMENTATIONS, augmentation
+from flwr_kd.data.augmentation import AUGMENTATIONS, augmentation, random_affine
+from flwr_kd.data.imbalance import long_tail
 from flwr_kd.data.loading import DATASETS, load, load_public, public_name
 from flwr_kd.data.partitioning import PARTITIONS, histogram, partition, split
 
@@ -31,7 +32,9 @@ __all__ = [
     "histogram",
     "load",
     "load_public",
+    "long_tail",
     "partition",
     "public_name",
+    "random_affine",
     "split",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -10,7 +11,7 @@ from torch.nn import functional as F
 
 from flwr_kd.data._base import DataError
 
-__all__ = ["AUGMENTATIONS", "augmentation"]
+__all__ = ["AUGMENTATIONS", "augmentation", "random_affine"]
 
 AUGMENTATIONS = ("none", "crop", "crop-flip")
 """Names that :func:`augmentation` takes."""
@@ -62,3 +63,58 @@ def _crop_and_flip(x: Tensor, generator: torch.Generator) -> Tensor:
     x = _crop(x, generator)
     mirrored = torch.rand(len(x), generator=generator).to(x.device) < 0.5
     return torch.where(mirrored[:, None, None, None], x.flip(-1), x)
+
+
+def random_affine(
+    x: Tensor, generator: torch.Generator, *, degrees: float, scale: tuple[float, float]
+) -> Tensor:
+    """Return each image rotated and scaled at random about its centre.
+
+    Source: FedHyb, section 3.1, the views R_m. Pixels are interpolated; what lies outside is the nearest pixel of
+    the edge.
+
+    Parameters
+    ----------
+    x : Tensor
+        Images ``[B, K, H, W]``. Inputs of another shape, which have no rotations, come back as they are.
+    generator : torch.Generator
+        On the CPU.
+    degrees : float
+        Angles are uniform in [-degrees, degrees], in [0, 180].
+    scale : tuple of float
+        Factors are uniform between these two, positive; above 1 enlarges.
+
+    Raises
+    ------
+    DataError
+        If a number is out of its range.
+
+    Examples
+    --------
+    >>> x = torch.rand(2, 1, 8, 8)
+    >>> draw = torch.Generator().manual_seed(0)
+    >>> torch.allclose(random_affine(x, draw, degrees=0, scale=(1, 1)), x, atol=1e-6)
+    True
+    """
+    low, high = scale
+    if not 0 <= degrees <= 180:
+        raise DataError(f"degrees must be in [0, 180], not {degrees!r}")
+    if not 0 < low <= high < math.inf:
+        raise DataError(f"scale must be two positive finite numbers in order, not {scale!r}")
+    if x.ndim != 4:
+        return x
+    angle, factor = torch.rand((2, len(x)), generator=generator, dtype=torch.float64)
+    angle = (2 * angle - 1) * math.radians(degrees)
+    factor = low + (high - low) * factor
+    height, width = x.shape[2:]
+    sine, cosine, zero = angle.sin() / factor, angle.cos() / factor, torch.zeros_like(angle)
+    # Coordinates run from -1 to 1 along both sides: without the sides' ratio a rotation would shear.
+    rows = torch.stack(
+        [
+            torch.stack([cosine, sine * height / width, zero], dim=1),
+            torch.stack([-sine * width / height, cosine, zero], dim=1),
+        ],
+        dim=1,
+    )
+    grid = F.affine_grid(rows.to(x), list(x.shape), align_corners=False)
+    return F.grid_sample(x, grid, mode="bilinear", padding_mode="border", align_corners=False)

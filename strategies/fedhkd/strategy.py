@@ -11,10 +11,11 @@ import torch
 from flwr.app import ArrayRecord
 from flwr.common.logger import log
 
-from flwr_kd.payload import Payload, PayloadError
+from flwr_kd.payload import Payload
 from flwr_kd.privacy import noise_std
 from flwr_kd.strategy import KDStrategy, NDArray, Node, Outgoing, Reply
 
+from ..fedproto.messages import LARGEST_COUNT, check_counts
 from .config import FedHKDConfig
 from .functional import Knowledge, aggregate_knowledge
 from .messages import HyperKnowledge
@@ -53,9 +54,7 @@ class FedHKD(KDStrategy):
 
     def check_reply(self, phase: str, reply: Reply) -> None:
         """Refuse knowledge of more samples than the client says it has."""
-        total = int(cast(HyperKnowledge, reply.payload).counts.sum())
-        if total > reply.num_examples:
-            raise PayloadError(f"knowledge of {total} samples from a client with {reply.num_examples}")
+        check_counts(cast(HyperKnowledge, reply.payload).counts, reply.num_examples)
 
     def aggregate_phase(
         self, phase: str, server_round: int, replies: list[Reply], arrays: ArrayRecord | None
@@ -114,7 +113,7 @@ def pack(knowledge: Knowledge) -> HyperKnowledge:
         classes=known.numpy().astype(np.int64),
         representations=knowledge.representations[known].float().numpy(),
         predictions=knowledge.predictions[known].float().numpy(),
-        counts=knowledge.counts[known].numpy().astype(np.int64),
+        counts=knowledge.counts[known].clamp(max=LARGEST_COUNT).numpy().astype(np.int64),
     )
 
 

@@ -7,6 +7,9 @@ import numpy.typing as npt
 
 from flwr_kd.payload import Payload, PayloadError, array
 
+LARGEST_COUNT = 2**40
+"""Of samples behind a class, in a message; the server's sums end here, too."""
+
 
 @dataclass(frozen=True, eq=False)
 class Prototypes(Payload, schema="fedproto.prototypes", version=1, hint="a smaller feature size D"):
@@ -48,5 +51,18 @@ def check_classes(
         raise PayloadError(f"{schema}: field 'num_classes' must be at least 1, got {num_classes}")
     if classes.size and (classes[0] < 0 or classes[-1] >= num_classes or (np.diff(classes) <= 0).any()):
         raise PayloadError(f"{schema}: field 'classes' must be ascending, each once, in 0..{num_classes - 1}")
-    if counts.size and (counts.min() < 1 or counts.max() > 2**40):
+    if counts.size and (counts.min() < 1 or counts.max() > LARGEST_COUNT):
         raise PayloadError(f"{schema}: field 'counts' must be in 1..2^40, got {counts.min()}..{counts.max()}")
+
+
+def check_counts(counts: npt.NDArray[np.int64], num_examples: int) -> None:
+    """Refuse knowledge of more samples than the client says it has.
+
+    Raises
+    ------
+    PayloadError
+        With both numbers.
+    """
+    total = int(counts.sum())
+    if total > num_examples:
+        raise PayloadError(f"knowledge of {total} samples from a client with {num_examples}")

@@ -14,7 +14,7 @@ from flwr_kd.strategy import KDStrategy, NDArray, Node, Outgoing, Reply
 
 from .config import FedProtoConfig
 from .functional import ClassMeans, aggregate_means
-from .messages import Prototypes
+from .messages import LARGEST_COUNT, Prototypes, check_counts
 
 
 class FedProto(KDStrategy):
@@ -47,11 +47,12 @@ class FedProto(KDStrategy):
         return [Outgoing(node, payload=payload) for node in nodes]
 
     def check_reply(self, phase: str, reply: Reply) -> None:
-        """Refuse another number of classes."""
+        """Refuse another number of classes, and prototypes of more samples than the client says it has."""
         message = reply.payload
         assert isinstance(message, Prototypes)
         if message.num_classes != reply.node.num_classes:
             raise PayloadError(f"{message.num_classes} classes, expected {reply.node.num_classes}")
+        check_counts(message.counts, reply.num_examples)
 
     def aggregate_phase(
         self, phase: str, server_round: int, replies: list[Reply], arrays: ArrayRecord | None
@@ -80,7 +81,7 @@ def pack(prototypes: ClassMeans) -> Prototypes:
     return Prototypes(
         classes=known.numpy().astype(np.int64),
         prototypes=prototypes.means[known].float().numpy(),
-        counts=prototypes.counts[known].numpy().astype(np.int64),
+        counts=prototypes.counts[known].clamp(max=LARGEST_COUNT).numpy().astype(np.int64),
         num_classes=len(prototypes.counts),
     )
 
