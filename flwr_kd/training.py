@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from .config import MethodConfig
 
-__all__ = ["batchnorm_frozen", "fit", "make_optimizer"]
+__all__ = ["batchnorm_frozen", "fit", "make_optimizer", "running_statistics_kept"]
 
 
 def fit(
@@ -99,3 +99,20 @@ def batchnorm_frozen(model: nn.Module, *, when: bool = True) -> Iterator[None]:
     finally:
         for layer in layers:
             layer.train()
+
+
+@contextmanager
+def running_statistics_kept(model: nn.Module) -> Iterator[None]:
+    """Let BatchNorm in training mode use a batch's statistics, and leave the running ones, inside the block."""
+    layers = [
+        m
+        for m in model.modules()
+        if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training and m.track_running_stats
+    ]
+    for layer in layers:
+        layer.track_running_stats = False
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.track_running_stats = True

@@ -143,6 +143,9 @@ def test_commands_parse(page: str, line: str) -> None:
     words = shlex.split(line, comments=True)[1:]
     group = typer.main.get_command(cli.app)
     command = group.commands[words[0]]  # type: ignore[attr-defined]
+    if words[0] == "plot":
+        words = words[1:]
+        command = command.commands[words[0]]
     if any(word.isupper() for word in words):
         pytest.skip("a pattern, not a command")
     if words[1:] == ["--help"]:
@@ -202,20 +205,57 @@ def test_feddkcs_results_on_the_page_are_those_of_the_benchmark() -> None:
     assert {tuple(cells[:4]): cells[4:] for cells in table if len(cells) == 9} == clients
 
 
-def test_fedheads_results_on_the_page_are_those_of_the_benchmark() -> None:
-    paths = sorted((ROOT / "benchmarks" / "results").glob("fedhead-*.json"))
+@pytest.mark.parametrize("method", ["fedhead", "fedhyb"])
+def test_results_by_run_on_the_page_are_those_of_the_benchmark(method: str) -> None:
+    paths = sorted((ROOT / "benchmarks" / "results").glob(f"{method}-*.json"))
     measured = {}
     for path in paths:
         for row in results.load(path).summary():
-            measured[f"`{path.stem.removeprefix('fedhead-')}`", f"`{row['method']}`"] = [
+            measured[f"`{path.stem.removeprefix(f'{method}-')}`", f"`{row['method']}`"] = [
                 f"{100 * row[kind]['mean']:.2f}"
                 # One seed has no spread.
                 + ("" if row[kind]["std"] is None else f" ± {100 * row[kind]['std']:.2f}")
                 for kind in ("global_accuracy", "local_accuracy")
             ]
-    table = [cells for cells in rows(section(folder("fedhead") / "README.md", "Results")) if len(cells) == 4]
+    table = [cells for cells in rows(section(folder(method) / "README.md", "Results")) if len(cells) == 4]
     assert len(paths) > 3
     assert {tuple(cells[:2]): cells[2:] for cells in table} == measured
+
+
+def test_fedhybs_search_on_the_page_is_that_of_the_benchmark() -> None:
+    path = ROOT / "benchmarks" / "results" / "search-fedhyb.json"
+    found = {
+        f"`{name}`": f"{100 * each['mean']:.1f} ± {100 * each['std']:.1f}"
+        for name, each in json.loads(path.read_text(encoding="utf-8"))["global_accuracy"].items()
+    }
+    table = [cells for cells in rows(section(folder("fedhyb") / "README.md", "Results")) if len(cells) == 3]
+    assert {cells[0]: cells[2] for cells in table} == found
+
+
+def test_fedhybs_rounds_on_the_page_are_those_of_the_benchmark() -> None:
+    runs = results.load(ROOT / "benchmarks" / "results" / "fedhyb-digits-10.json").by_method()
+    last = {run.seed: run.last["global_accuracy"] or 0.0 for run in runs["fedavg"]}
+    measured = {}
+    for method, each in runs.items():
+        cells = []
+        for share in (0.7, 0.8, 0.9, 1.0):
+            found = [run.rounds_to(share * last[run.seed]) for run in each]
+            assert None not in found
+            cells.append(f"{sum(filter(None, found)) / len(found):.2f}")
+        measured[f"`{method}`"] = cells
+    table = [cells for cells in rows(section(folder("fedhyb") / "README.md", "Results")) if len(cells) == 5]
+    assert {cells[0]: cells[1:] for cells in table} == measured
+
+
+def test_the_cost_of_narrow_passes_on_the_page_is_that_of_the_benchmark() -> None:
+    found = json.loads((ROOT / "benchmarks" / "results" / "slim.json").read_text(encoding="utf-8"))
+    models = [each for each in found["models"] if each["input_shape"] == [1, 28, 28]]
+    measured = {
+        width: [f"{100 * each['shares'][width]:.1f} %" for each in models]
+        for width in ("0.75", "0.5", "0.25")
+    }
+    table = [cells for cells in rows(section(folder("fedhyb") / "README.md", "Equations")) if len(cells) == 6]
+    assert {cells[0]: cells[1:] for cells in table} == measured
 
 
 def test_the_speed_of_distillation_on_the_page_is_that_of_the_benchmark() -> None:

@@ -23,6 +23,7 @@ from flwr_kd.config import ConfigError
 from flwr_kd.inline import InlineGrid
 from flwr_kd.simulation import Experiment, run
 from flwr_kd.strategies.fedhead import FedHEADConfig
+from flwr_kd.strategies.fedhyb import FedHybConfig
 
 APPS = Path(__file__).resolve().parents[2] / "apps"
 CLIENTS, ROUNDS, SEED = 3, 2, 5
@@ -105,7 +106,39 @@ FEDHEAD = App(
         ({"model": "mlp,lenet"}, r"fedhead needs one model for all clients"),
     ),
 )
-APPLICATIONS = (FEDHKD, FEDDKC, FEDHEAD)
+FEDHYB = App(
+    name="fedhyb",
+    method="fedhyb",
+    listed=frozenset(FedHybConfig().to_wire()),
+    set={
+        "batch-size": 32,
+        "local-epochs": 2,
+        "server-epochs": 2,
+        "sub-networks": 1,
+        "min-width": 0.6,
+        "generator-steps": 3,
+        "synthetic-samples": 60,
+    },
+    wrong=(
+        ({"method": "fedhyb-9"}, r"method must be one of fedhyb, fedhyb-star, .*, got 'fedhyb-9'"),
+        ({"min_width": 0.0}, r"min-width must be > 0 and <= 1, got 0"),
+        ({"min_scale": 3.0}, r"min-scale must be at most max-scale, got 3.0 and"),
+        ({"dynamic_weighting": 1}, r"dynamic-weighting must be of type bool, got 1"),
+        ({"imbalance": 0.5}, r"imbalance must be a finite number from 1, got 0.5"),
+        ({"public": "mnst"}, r"mnst.*mnist"),
+        (
+            {"dataset": "csv:letter.csv", "public": "mnist"},
+            r"'mnist' \(images\) .* 'csv:letter.csv' \(tables\)",
+        ),
+        ({"method": "fedhyb-3", "self_weight": 7.0}, r"self-weight is fixed at 0.0 by fedhyb-3, got 7.0"),
+        (
+            {"method": "fedhyb-2", "dynamic_weighting": False},
+            r"dynamic-weighting is fixed at True by fedhyb-2, got False",
+        ),
+        ({"method": "fedhyb-star", "model": "mlp,lenet"}, r"fedhyb-star needs one model for all clients"),
+    ),
+)
+APPLICATIONS = (FEDHKD, FEDDKC, FEDHEAD, FEDHYB)
 every = pytest.mark.parametrize("app", APPLICATIONS, ids=lambda app: app.name)
 
 
@@ -298,3 +331,39 @@ def test_fedheads_clients_name_their_sectors(module: Module, monkeypatch: pytest
     (strategy,) = strategies
     assert strategy.sectors == {node["partition-id"]: node["sector"] for node in nodes}
     assert set(strategy.leaders) == {"north", "south"}
+
+
+def test_fedhybs_app_has_all_of_its_methods(module: Module) -> None:
+    registered = {name for name, found in registry.methods().items() if found.config_class is FedHybConfig}
+    assert set(module("fedhyb", "server_app").METHODS) == registered
+
+
+@pytest.mark.parametrize("name", ["fedhyb", "fedhyb-star", "fedhyb-1", "fedhyb-2", "fedhyb-3"])
+def test_fedhybs_methods_give_the_numbers_of_the_simulation(
+    name: str, module: Module, tmp_path: Path
+) -> None:
+    """A value that the method fixes replaces the default that the app lists."""
+    shared = {"num_server_rounds": ROUNDS, "min_nodes": CLIENTS, "seed": SEED, "out": str(tmp_path)}
+    context = FEDHYB.context(**FEDHYB.set, **shared, method=name, imbalance=4.0)
+    grid = InlineGrid(module("fedhyb", "client_app").app, CLIENTS, run_config=context.run_config)
+    module("fedhyb", "server_app").main(grid, context)
+    method = registry.get(name)
+    expected = run(
+        method,
+        Experiment(clients=CLIENTS, rounds=ROUNDS, seed=SEED, imbalance=4.0, backend="inline", device="cpu"),
+        method.config(f"{setting}={value}" for setting, value in FEDHYB.set.items()),
+    )
+    comparison = results.load(tmp_path)
+    (found,) = comparison.runs
+    assert (found.method, found.hyperparameters) == (name, expected.hyperparameters)
+    assert method.fixed.items() <= {k.replace("-", "_"): v for k, v in found.hyperparameters.items()}.items()
+    assert comparison.config["imbalance"] == 4.0
+    same_rounds(found, expected)
+
+
+def test_fedhybs_fixed_value_may_be_given(module: Module) -> None:
+    server = module("fedhyb", "server_app")
+    for name in server.METHODS:
+        method = registry.get(name)
+        given = {**FEDHYB.defaults, **{key.replace("_", "-"): value for key, value in method.fixed.items()}}
+        assert server.hyperparameters(method, given) == method.config()

@@ -1,0 +1,1 @@
+"""FedHyb, FedHyb* and the ablations as a Flower App: ``flwr run apps/fedhyb``."""

@@ -1,0 +1,42 @@
+#!/usr/bin/env bash
+# The tables on FedHyb's page, α = 0.5, 3 seeds: digits (the CNN) and 1,500 images of Fashion-MNIST (LeNet) with 10 and 20
+# clients; long tails of Fashion-MNIST; random noise and flipped labels from 2 and 4 of 10 clients on the digits.
+# Usage: benchmarks/fedhyb.sh [OUT] [PART ...]     (parts: see below; some two hours on one core)
+set -euo pipefail
+out=${1:-runs/fedhyb}
+shift || true
+[ $# -gt 0 ] || set -- digits-10 digits-20 fashion-mnist-10 fashion-mnist-20 gaussian label-flip tail
+
+all=(fedavg feddf fedhkd fedhyb fedhyb-star fedhyb-1 fedhyb-2 fedhyb-3)
+five=(fedavg feddf fedhkd fedhyb fedhyb-star)
+common=(--partition inner-dirichlet:0.5 --rounds 10 --seeds 0,1,2 --backend inline --workers 1 --public-limit 500
+  --set local-epochs=5 --set lr-decay=1 --set weight-decay=0 --set server-epochs=10)
+digits=(--dataset digits --model cnn --set batch-size=16)
+images=(--dataset fashion-mnist --model lenet --set batch-size=32)
+
+run() { # NAME METHODS... -- OPTIONS...
+  local name=$1 methods=()
+  shift
+  while [ "$1" != -- ]; do methods+=("$1") && shift; done
+  shift
+  [ -e "$out/$name/result.json" ] || flwr-kd compare "${methods[@]}" "${common[@]}" "$@" --out "$out/$name" --force
+}
+
+for part in "$@"; do
+  case $part in
+    digits-*) run "$part" "${all[@]}" -- "${digits[@]}" --clients "${part##*-}" ;;
+    fashion-mnist-*) run "$part" "${all[@]}" -- "${images[@]}" --clients "${part##*-}" --limit 1500 ;;
+    gaussian | label-flip)
+      for attackers in 2 4; do
+        attack=$part
+        [ "$part" = label-flip ] || attack=gaussian:0.5
+        run "$part-$attackers" "${five[@]}" -- "${digits[@]}" --clients 10 --attack "$attack" --attackers "$attackers"
+      done
+      ;;
+    tail)
+      for factor in 10 100; do
+        run "tail-$factor" "${five[@]}" -- "${images[@]}" --clients 10 --limit 4000 --imbalance "$factor"
+      done
+      ;;
+  esac
+done

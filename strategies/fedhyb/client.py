@@ -1,0 +1,76 @@
+"""FedHyb's client half: local training with self-distillation into slim sub-networks."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from flwr_kd.client import KDClient, Objective, Task
+from flwr_kd.config import ConfigError
+from flwr_kd.data import random_affine
+from flwr_kd.models import make_slimmable, slimmed
+from flwr_kd.training import running_statistics_kept
+
+from .config import FedHybConfig
+from .functional import self_distillation_loss
+
+
+class FedHybClient(KDClient):
+    """A client of FedHyb, of its ablations and of FedHyb* (section 3.1, algorithm 2).
+
+    The model's convolutions, ``Linear`` and BatchNorm layers become slimmable ones that share its weights; names,
+    shapes and what the full network computes stay.
+
+    Parameters
+    ----------
+    model, train_set, test_set, **options
+        See :class:`flwr_kd.client.KDClient`. Views are rotated and scaled images; inputs that are no images
+        ``[B, K, H, W]`` are their own views.
+
+    Raises
+    ------
+    ConfigError
+        If a layer of the model cannot be made slim.
+    DatasetError
+        If a data set does not give what training needs.
+    """
+
+    config_class = FedHybConfig
+
+    def wrap(self, model: nn.Module | tuple[nn.Module, nn.Module]) -> nn.Module:
+        """Make the model slimmable."""
+        found = super().wrap(model)
+        try:
+            return make_slimmable(found)
+        except ValueError as error:
+            raise ConfigError(f"model cannot be used: {error}") from None
+
+    def objective(self, task: Task) -> Objective:
+        """Return equation 5; the cross-entropy alone without self-distillation (FedHyb³)."""
+        config = cast(FedHybConfig, task.config)
+        widths, views = task.generator("widths"), task.generator("views")
+        scale = (config.min_scale, config.max_scale)
+
+        def sub_network(x: Tensor) -> Tensor:
+            width = 1 - (1 - config.min_width) * float(torch.rand((), generator=widths, dtype=torch.float64))
+            view = random_affine(x, views, degrees=config.degrees, scale=scale)
+            # A width of 1 is the full network, whose statistics are not those of views.
+            with running_statistics_kept(self.model), slimmed(self.model, width):
+                return cast(Tensor, self.model(view))
+
+        def loss(x: Tensor, y: Tensor) -> Tensor:
+            logits = self.model(x)
+            count = config.sub_networks if config.self_weight > 0 else 0
+            return self_distillation_loss(
+                logits,
+                y,
+                [sub_network(x) for _ in range(count)],
+                weight=config.self_weight,
+                dynamic_weighting=config.dynamic_weighting,
+                detach_target=config.detach_target,
+                detach_weight=config.detach_weight,
+            )
+
+        return loss

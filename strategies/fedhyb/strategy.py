@@ -1,0 +1,267 @@
+"""FedHyb's server half: the mean of the models, fine-tuned by distillation of their predictions and features."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from logging import INFO, WARNING
+from typing import Any, cast
+
+import torch
+from flwr.app import ArrayRecord
+from flwr.common.logger import log
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import TensorDataset
+
+from flwr_kd.config import ConfigError
+from flwr_kd.ensemble import DistillingStrategy, Matching
+from flwr_kd.models import build_generator
+from flwr_kd.seeding import derive_seed, torch_generator
+from flwr_kd.strategy import KDStrategy, NDArray, Node, Reply
+
+from .config import FedHybConfig
+from .functional import ensemble_distillation_loss
+from .synthesis import synthesise, train_generator
+
+_SHOWN = 8
+_GENERATOR = "generator."
+_SAMPLES = "synthetic"
+
+
+class FedHybSelf(KDStrategy):
+    """The ablations FedHyb¹ and FedHyb² (section 4.3): clients distil themselves, the server only averages.
+
+    Parameters
+    ----------
+    config : FedHybConfig, optional
+        The hyper-parameters; those of the server's distillation are not used. ``dynamic_weighting=False`` is
+        FedHyb¹.
+    **options
+        See :class:`flwr_kd.strategy.KDStrategy`.
+
+    Raises
+    ------
+    ConfigError
+        If an option or a hyper-parameter is not allowed.
+    """
+
+    config_class = FedHybConfig
+
+
+class FedHyb(DistillingStrategy):
+    """FedHyb (Liu et al.): self-distillation at the clients, and the server's ensemble distillation (algorithm 1).
+
+    Parameters
+    ----------
+    config : FedHybConfig, optional
+        The hyper-parameters. ``self_weight=0`` is the ablation FedHyb³.
+    model, public_data, device, input_key, **options
+        See :class:`flwr_kd.ensemble.DistillingStrategy`; the public data is the paper's class-balanced,
+        unlabelled proxy set.
+
+    Raises
+    ------
+    ConfigError, DatasetError
+        If an option or a hyper-parameter is not allowed, or the public data is not what the model takes.
+    """
+
+    config_class = FedHybConfig
+
+    def aggregate_phase(
+        self, phase: str, server_round: int, replies: list[Reply], arrays: ArrayRecord | None
+    ) -> ArrayRecord | None:
+        """Average the models by sample counts (equation 2), and fine-tune the mean on the proxy set (8)."""
+        config = cast(FedHybConfig, self.config)
+        models = [reply.arrays for reply in replies]
+        self.renew_proxy(models, server_round)
+        distilled = self.distil(
+            models,
+            [reply.num_examples for reply in replies],
+            [str(reply.node) for reply in replies],
+            epochs=config.server_epochs,
+            server_round=server_round,
+            matching=predictions_and_features(config),
+            teacher_weights=[1.0] * len(models),
+            learning_rate=config.server_learning_rate_at(server_round),
+        )
+        return self.template.record(distilled)
+
+    def renew_proxy(self, models: Sequence[Sequence[NDArray]], server_round: int) -> None:
+        """Change the proxy set before a round's distillation; FedHyb's stays as it is."""
+
+
+def predictions_and_features(config: FedHybConfig) -> Matching:
+    """Return what the server learns: the clients' mean predictions and mean features, in plain means.
+
+    The global model is in eval mode meanwhile: its running statistics stay those of the clients' data, and with
+    one client there is nothing to learn.
+    """
+
+    def outputs(model: Any, x: Tensor) -> tuple[Tensor, ...]:
+        features = model.features(x)
+        return features, model.classify(features)
+
+    def shared(found: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        features, logits = found
+        return features, F.softmax(logits, dim=1)
+
+    def loss(targets: tuple[Tensor, ...], found: tuple[Tensor, ...]) -> Tensor:
+        features, logits = found
+        target_features, target_predictions = targets
+        return ensemble_distillation_loss(
+            logits,
+            features,
+            target_predictions,
+            target_features,
+            logits_weight=config.logits_weight,
+            feature_weight=config.feature_weight,
+        )
+
+    return Matching(outputs, loss, shared=shared, training=False)
+
+
+class FedHybStar(FedHyb):
+    """FedHyb*: the proxy set is made at the server, by a generator that is trained without data.
+
+    Before each distillation the generator is trained a few steps against the clients' models, see
+    :func:`~flwr_kd.strategies.fedhyb.synthesis.train_generator`, and makes a new, class-balanced proxy set.
+
+    Parameters
+    ----------
+    config : FedHybConfig, optional
+        The hyper-parameters.
+    model : nn.Module or (extractor, head)
+        Of the architecture of ``initial_arrays``; logits ``[B, C]``.
+    input_shape : sequence of int
+        Shape of one sample, of float32.
+    device : str or torch.device
+        Where the server works; ``"auto"``: CUDA, else MPS, else CPU.
+    **options
+        See :class:`flwr_kd.strategy.KDStrategy`.
+
+    Raises
+    ------
+    ConfigError
+        If an option or a hyper-parameter is not allowed, or the model does not take the shape.
+    """
+
+    def __init__(
+        self,
+        config: FedHybConfig | None = None,
+        *,
+        model: nn.Module | tuple[nn.Module, nn.Module],
+        input_shape: Sequence[int],
+        device: str | torch.device = "auto",
+        **options: Any,
+    ) -> None:
+        try:
+            self.input_shape = tuple(operator.index(size) for size in input_shape)
+            empty = torch.zeros(1, *self.input_shape)
+        except (TypeError, RuntimeError):
+            raise ConfigError(f"input_shape must be the sizes of a sample, got {input_shape!r}") from None
+        # The first proxy set shows whether the model takes the shape; each round has its own.
+        super().__init__(config, model=model, public_data=TensorDataset(empty), device=device, **options)
+        self._reset()
+
+    def _reset(self) -> None:
+        try:
+            generator = build_generator(
+                self.input_shape,
+                num_classes=self.distiller.num_classes,
+                latent_dim=cast(FedHybConfig, self.config).latent_dim,
+                seed=derive_seed(self.seed, "generator"),
+            )
+        except ValueError as error:
+            raise ConfigError(f"no generator for this model: {error}") from None
+        self.generator = generator.to(self.distiller.device)
+        self.generator.eval()
+        self._trained = False
+
+    def begin(self, nodes: list[Node]) -> None:
+        """Check the server's model; a run that is not resumed starts with a new generator."""
+        super().begin(nodes)
+        if not self._resumed:
+            self._reset()
+        self._resumed = False
+
+    _resumed = False
+
+    def renew_proxy(self, models: Sequence[Sequence[NDArray]], server_round: int) -> None:
+        """Train the generator against the clients' models, and make a new proxy set."""
+        config, device = cast(FedHybConfig, self.config), self.distiller.device
+        before = {name: value.clone() for name, value in self.generator.state_dict().items()}
+        try:
+            loss = train_generator(
+                self.generator,
+                self.distiller.model,
+                [dict(zip(self.template.names, model, strict=True)) for model in models],
+                steps=config.generator_steps,
+                batch_size=config.batch_size,
+                learning_rate=config.generator_learning_rate,
+                balance_weight=config.balance_weight,
+                diversity_weight=config.diversity_weight,
+                batchnorm_weight=config.batchnorm_weight,
+                draw=torch_generator(self.seed, "synthesis", server_round),
+                device=device,
+            )
+            log(INFO, "trained the generator for %d steps, loss %.4f", config.generator_steps, loss)
+            self._trained = True
+        except FloatingPointError as error:
+            log(WARNING, "round %d: the generator is left as it was: %s", server_round, error)
+            self.generator.load_state_dict(before)
+        samples, _ = synthesise(
+            self.generator,
+            config.synthetic_samples,
+            draw=torch_generator(self.seed, "proxy", server_round),
+            device=device,
+        )
+        self.distiller.use(TensorDataset(samples))
+
+    def samples(self, per_class: int = _SHOWN) -> Tensor:
+        """Return samples to look at, ``[C * per_class, ...]`` in the order of classes, one noise for all classes.
+
+        Draws do not depend on the round, so that the generator's progress can be seen.
+        """
+        z = torch.randn(per_class, self.generator.latent_dim, generator=torch_generator(self.seed, "samples"))
+        classes = self.distiller.num_classes
+        labels = torch.arange(classes).repeat_interleave(per_class)
+        device = self.distiller.device
+        with torch.no_grad():
+            self.generator.eval()
+            found: Tensor = self.generator(z.repeat(classes, 1).to(device), labels.to(device)).cpu()
+        return found
+
+    def state_arrays(self) -> dict[str, NDArray]:
+        """Return the generator's weights and, of images, :meth:`samples`; nothing before it is trained."""
+        if not self._trained:
+            return {}
+        state = {
+            _GENERATOR + name: value.cpu().numpy().copy()
+            for name, value in self.generator.state_dict().items()
+        }
+        if len(self.input_shape) == 3:
+            state[_SAMPLES] = self.samples().numpy()
+        return state
+
+    def load_state_arrays(self, state: Mapping[str, NDArray]) -> None:
+        """Take the generator back.
+
+        Raises
+        ------
+        ValueError
+            If the state is not that of such a generator.
+        """
+        self._reset()
+        if not state:
+            return
+        weights = {
+            name.removeprefix(_GENERATOR): torch.from_numpy(value.copy())
+            for name, value in state.items()
+            if name.startswith(_GENERATOR)
+        }
+        try:
+            self.generator.load_state_dict(weights)
+        except RuntimeError as error:
+            raise ValueError(f"the state is not this generator's: {error}") from None
+        self._trained = self._resumed = True

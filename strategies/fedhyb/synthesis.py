@@ -1,0 +1,237 @@
+"""FedHyb*'s proxy data: a conditional generator, trained without data against the ensemble of the clients' models.
+
+The paper takes the idea from FedFTG (Zhang et al., CVPR 2022) and gives no losses of its own. These are the usual
+ones of data-free distillation: confident predictions of the wanted class and balanced ones over a batch (DAFL, Chen
+et al., ICCV 2019), samples that differ (FedFTG), and BatchNorm statistics (DeepInversion, Yin et al., CVPR 2020).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from flwr_kd.models import ConditionalGenerator
+from flwr_kd.training import batchnorm_frozen
+from flwr_kd.weights import load_weights
+
+__all__ = [
+    "balance_loss",
+    "batchnorm_loss",
+    "confidence_loss",
+    "diversity_loss",
+    "synthesise",
+    "train_generator",
+]
+
+Weights = Mapping[str, npt.NDArray[Any]]
+_SMALLEST = 1e-12
+
+
+def confidence_loss(predictions: Tensor, labels: Tensor) -> Tensor:
+    """Return the cross-entropy of an ensemble's probabilities ``[B, C]`` against the wanted classes ``[B]``.
+
+    The logarithm is of p + 1e-12, so that there is a gradient where p vanishes.
+
+    >>> confidence_loss(torch.tensor([[1.0, 0.0]]), torch.tensor([0]))
+    tensor(0.)
+    """
+    return F.nll_loss((predictions + _SMALLEST).log(), labels)
+
+
+def balance_loss(predictions: Tensor) -> Tensor:
+    r"""Return :math:`\log C - H(\bar p)`, how far the batch's mean prediction is from balanced; 0 if it is.
+
+    >>> balance_loss(torch.eye(4)), balance_loss(torch.tensor([[1.0, 0.0]]))
+    (tensor(0.), tensor(0.6931))
+    """
+    mean = predictions.mean(dim=0)
+    return (mean * (mean.clamp_min(_SMALLEST) * len(mean)).log()).sum()
+
+
+def diversity_loss(samples: Tensor, noise: Tensor, labels: Tensor) -> Tensor:
+    r"""Return :math:`\exp(-\overline{d(x_i, x_j)\, d(z_i, z_j)})` over pairs of one class, in (0, 1].
+
+    d is the mean absolute difference, so that samples of unlike noise must be unlike.
+
+    Parameters
+    ----------
+    samples, noise : Tensor
+        ``[B, ...]`` and ``[B, Z]``.
+    labels : Tensor
+        ``[B]``. Without a pair of one class the loss is 1, with gradient 0.
+    """
+    alike = (labels[:, None] == labels) & ~torch.eye(len(labels), dtype=torch.bool, device=labels.device)
+    if not bool(alike.any()):
+        return samples.sum() * 0 + 1
+    apart, unlike = (torch.cdist(x, x, p=1) / x.shape[1] for x in (samples.flatten(1), noise))
+    return torch.exp(-(apart * unlike)[alike].mean())
+
+
+@contextmanager
+def batchnorm_loss(model: nn.Module) -> Iterator[list[Tensor]]:
+    """Collect, for each BatchNorm that a batch passes, how far its statistics are from the running ones.
+
+    Yields a list that fills with scalars: the mean over channels of the squared differences of means and variances.
+    Layers without running statistics give none.
+    """
+    found: list[Tensor] = []
+
+    def record(layer: nn.Module, args: tuple[Tensor, ...]) -> None:
+        x = args[0].transpose(0, 1).flatten(1)
+        mean, variance = x.mean(dim=1), x.var(dim=1, unbiased=False)
+        found.append(F.mse_loss(mean, layer.running_mean) + F.mse_loss(variance, layer.running_var))  # type: ignore[arg-type]
+
+    layers = [
+        m
+        for m in model.modules()
+        if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.running_mean is not None
+    ]
+    handles = [layer.register_forward_pre_hook(record) for layer in layers]
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def train_generator(
+    generator: ConditionalGenerator,
+    model: nn.Module,
+    teachers: Sequence[Weights],
+    *,
+    steps: int,
+    batch_size: int,
+    learning_rate: float,
+    balance_weight: float,
+    diversity_weight: float,
+    batchnorm_weight: float,
+    draw: torch.Generator,
+    device: torch.device,
+) -> float:
+    """Train a generator against the plain mean of the teachers' probabilities; it ends in eval mode.
+
+    Each teacher is loaded into the one model, in eval mode, so that one is in memory at a time: the gradient of
+    the ensemble's loss goes back through each teacher in turn. Teachers' running statistics and weights are
+    untouched.
+
+    Parameters
+    ----------
+    generator : ConditionalGenerator
+        On the device.
+    model : nn.Module
+        Logits ``[B, C]``; left in eval mode, with some teacher's weights.
+    teachers : sequence of mapping
+        Named arrays. One with outputs, statistics or a gradient that are not finite has no part in the step.
+    steps, batch_size : int
+        Classes take turns: they are equally frequent, up to one, in each batch and over all of them.
+    learning_rate : float
+        Of a fresh Adam.
+    balance_weight, diversity_weight, batchnorm_weight : float
+        At least 0; the confidence's weight is 1.
+    draw : torch.Generator
+        Of the noise, on the CPU.
+    device : torch.device
+        Of the model and the generator.
+
+    Returns
+    -------
+    float
+        The last step's loss.
+
+    Raises
+    ------
+    FloatingPointError
+        If no teacher has finite outputs, or the loss or the generator's weights are no longer finite.
+    """
+    optimizer = torch.optim.Adam(generator.parameters(), lr=learning_rate)
+    model.eval()
+    value = 0.0
+    for step in range(steps):
+        labels = _balanced(batch_size, generator.num_classes, start=step * batch_size).to(device)
+        z = torch.randn(batch_size, generator.latent_dim, generator=draw).to(device)
+        generator.train()
+        with batchnorm_frozen(generator, when=batch_size == 1):
+            x = generator(z, labels)
+        seen = x.detach().requires_grad_()
+        of_ensemble, gradient = _through_ensemble(
+            model, teachers, seen, labels, balance_weight=balance_weight, batchnorm_weight=batchnorm_weight
+        )
+        of_samples = diversity_weight * diversity_loss(x, z, labels)
+        value = of_ensemble + of_samples.item()
+        if not torch.isfinite(torch.tensor(value)):
+            raise FloatingPointError(
+                f"the generator's loss is {value}: try a smaller generator-learning-rate"
+            )
+        optimizer.zero_grad(set_to_none=True)
+        # Its gradient in x is that of the ensemble's loss.
+        ((x * gradient).sum() + of_samples).backward()
+        optimizer.step()
+    generator.eval()
+    if not all(bool(torch.isfinite(value).all()) for value in generator.state_dict().values()):
+        raise FloatingPointError("the generator's weights are no longer finite: try a smaller learning rate")
+    return value
+
+
+def _through_ensemble(
+    model: nn.Module,
+    teachers: Sequence[Weights],
+    x: Tensor,
+    labels: Tensor,
+    *,
+    balance_weight: float,
+    batchnorm_weight: float,
+) -> tuple[float, Tensor]:
+    """Return the loss of the teachers' mean prediction, and its gradient in the samples ``[B, ...]``."""
+    usable, total = [], torch.zeros((), device=x.device)
+    with torch.no_grad():
+        for teacher in teachers:
+            load_weights(model, teacher)
+            with batchnorm_loss(model) as statistics:
+                predictions = F.softmax(model(x), dim=1)
+            if all(bool(torch.isfinite(part).all()) for part in (predictions, *statistics)):
+                usable.append(teacher)
+                total = total + predictions
+    if not usable:
+        raise FloatingPointError("no teacher has finite outputs")
+    mean = (total / len(usable)).requires_grad_()
+    loss = confidence_loss(mean, labels) + balance_weight * balance_loss(mean)
+    (of_mean,) = torch.autograd.grad(loss, mean)
+    value, gradient = loss.item(), torch.zeros_like(x)
+    for teacher in usable:
+        load_weights(model, teacher)
+        with batchnorm_loss(model) as statistics:
+            part = (F.softmax(model(x), dim=1) * of_mean).sum()
+        distance = torch.zeros(())
+        if statistics and batchnorm_weight > 0:
+            distance = batchnorm_weight * torch.stack(statistics).mean()
+            part = part + distance
+        (of_teacher,) = torch.autograd.grad(part, x)
+        if bool(torch.isfinite(of_teacher).all()):
+            value += distance.item() / len(usable)
+            gradient += of_teacher / len(usable)
+    return value, gradient
+
+
+@torch.no_grad()
+def synthesise(
+    generator: ConditionalGenerator, count: int, *, draw: torch.Generator, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Return samples ``[N, ...]`` and their classes ``[N]``, on the CPU; classes are equally frequent, up to one.
+
+    The generator is in eval mode.
+    """
+    labels = _balanced(count, generator.num_classes)
+    z = torch.randn(count, generator.latent_dim, generator=draw)
+    generator.eval()
+    parts = zip(torch.split(z, 256), torch.split(labels, 256), strict=True)
+    return torch.cat([generator(a.to(device), b.to(device)).cpu() for a, b in parts]), labels
+
+
+def _balanced(count: int, num_classes: int, start: int = 0) -> Tensor:
+    return torch.arange(start, start + count) % num_classes
