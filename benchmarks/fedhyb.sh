@@ -8,7 +8,7 @@ shift || true
 [ $# -gt 0 ] || set -- digits-10 digits-20 fashion-mnist-10 fashion-mnist-20 gaussian label-flip tail
 
 all=(fedavg feddf fedhkd fedhyb fedhyb-star fedhyb-1 fedhyb-2 fedhyb-3)
-five=(fedavg feddf fedhkd fedhyb fedhyb-star)
+four=(fedavg feddf fedhkd fedhyb)
 common=(--partition inner-dirichlet:0.5 --rounds 10 --seeds 0,1,2 --backend inline --workers 1 --public-limit 500
   --set local-epochs=5 --set lr-decay=1 --set weight-decay=0 --set server-epochs=10)
 digits=(--dataset digits --model cnn --set batch-size=16)
@@ -30,12 +30,12 @@ for part in "$@"; do
       for attackers in 2 4; do
         attack=$part
         [ "$part" = label-flip ] || attack=gaussian:0.5
-        run "$part-$attackers" "${five[@]}" -- "${digits[@]}" --clients 10 --attack "$attack" --attackers "$attackers"
+        run "$part-$attackers" "${four[@]}" -- "${digits[@]}" --clients 10 --attack "$attack" --attackers "$attackers"
       done
       ;;
     tail)
       for factor in 10 100; do
-        run "tail-$factor" "${five[@]}" -- "${images[@]}" --clients 10 --limit 4000 --imbalance "$factor"
+        run "tail-$factor" "${four[@]}" -- "${images[@]}" --clients 10 --limit 4000 --imbalance "$factor"
       done
       ;;
   esac
