@@ -24,8 +24,10 @@ run() { # NAME METHODS... -- OPTIONS...
 
 for part in "$@"; do
   case $part in
-    digits-*) run "$part" "${all[@]}" -- "${digits[@]}" --clients "${part##*-}" ;;
-    fashion-mnist-*) run "$part" "${all[@]}" -- "${images[@]}" --clients "${part##*-}" --limit 1500 ;;
+    digits-10) run "$part" "${all[@]}" -- "${digits[@]}" --clients 10 ;;
+    digits-20) run "$part" "${four[@]}" fedhyb-star -- "${digits[@]}" --clients 20 ;;
+    fashion-mnist-10) run "$part" "${all[@]}" -- "${images[@]}" --clients 10 --limit 1500 ;;
+    fashion-mnist-20) run "$part" "${four[@]}" -- "${images[@]}" --clients 20 --limit 1500 ;;
     gaussian | label-flip)
       for attackers in 2 4; do
         attack=$part

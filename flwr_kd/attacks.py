@@ -38,7 +38,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -55,6 +55,7 @@ from .config import ConfigError, unknown_name
 from .data import ArrayDataset
 from .payload import read_metadata
 from .seeding import numpy_generator
+from .strategy import KDStrategy
 
 __all__ = [
     "ATTACKS",
@@ -98,6 +99,10 @@ class Attack:
 
     def check_classes(self, num_classes: int) -> None:
         """Raise :class:`ConfigError` where the attack does not go with so many classes."""
+
+    def concerns(self, strategy: type[KDStrategy]) -> bool:
+        """Say whether a method's clients send anything that the attack changes."""
+        return True
 
     def poison(
         self, dataset: Dataset[Any], num_classes: int, seed: int, *, label_key: str | None = None
@@ -204,8 +209,14 @@ class LabelFlip(Attack):
         return _Relabelled(dataset, mapping, label_key)
 
 
+class _OnModels(Attack):
+    def concerns(self, strategy: type[KDStrategy]) -> bool:
+        """Say whether a method's clients send models."""
+        return bool(strategy.reply_arrays)
+
+
 @dataclass(frozen=True)
-class Gaussian(Attack):
+class Gaussian(_OnModels):
     """Noise from N(0, ``sigma``²) is added to each float that is sent."""
 
     sigma: float
@@ -222,7 +233,7 @@ class Gaussian(Attack):
 
 
 @dataclass(frozen=True)
-class SignFlip(Attack):
+class SignFlip(_OnModels):
     """The update is reversed, ``scale`` times its size; where nothing was received, the arrays are negated."""
 
     scale: float = 1.0
@@ -246,7 +257,7 @@ class SignFlip(Attack):
 
 
 @dataclass(frozen=True)
-class NotANumber(Attack):
+class NotANumber(_OnModels):
     """All floats of the models are NaN, as of a training that has diverged; the payload is left as it is."""
 
     def models(
@@ -271,6 +282,12 @@ class PayloadLie(Attack):
     """
 
     kinds: frozenset[str] = frozenset(PAYLOAD_FIELDS)
+
+    def concerns(self, strategy: type[KDStrategy]) -> bool:
+        """Say whether a method's messages have a field of these kinds."""
+        messages: list[Any] = [*strategy.reply_payloads.values()]
+        names = {field.name for message in messages for field in fields(message)}
+        return any(names & PAYLOAD_FIELDS[kind] for kind in self.kinds)
 
     def knowledge(self, payload: bytes, num_examples: int) -> bytes:
         """Return the message with other values in the same fields; see :meth:`Attack.knowledge`."""

@@ -103,6 +103,7 @@ PlotDataDir = Annotated[str | None, typer.Option(help="folder of data files; the
 
 
 _INTERRUPTED = 130
+_PICTURES = ("tsne.png", "landscape.png", "samples.png")
 _PUBLIC_DATA = {"": "no", "server": "at the server", "synthetic": "synthetic, at the server"}
 
 
@@ -319,7 +320,7 @@ def plot_tsne(
     from .seeding import numpy_generator
     from .simulation import bundle_of
 
-    target, comparison = _plot_of(result_dir, out, "tsne.png")
+    target, comparison = _plot_of(result_dir, out, _PICTURES[0])
     embeddings = {}
     for run, experiment, model in _global_models(result_dir, comparison, seed, data_dir, device):
         test = bundle_of(experiment).test
@@ -357,7 +358,7 @@ def plot_landscape(
         raise UsageError(f"points must be an odd number from 3, got {points}")
     if not 0 < reach < float("inf"):
         raise UsageError(f"reach must be a finite number above 0, got {reach}")
-    target, comparison = _plot_of(result_dir, out, "landscape.png")
+    target, comparison = _plot_of(result_dir, out, _PICTURES[1])
     magnitudes = reach * np.arange(-(points // 2), points // 2 + 1) / (points // 2)
     losses = {}
     for run, experiment, model in _global_models(result_dir, comparison, seed, data_dir, device):
@@ -383,7 +384,7 @@ def plot_samples(result_dir: ResultDir, seed: PlotSeed = None, out: PlotOut = No
     """Draw the images that a server made for its distillation."""
     from . import kept, plotting
 
-    target, comparison = _plot_of(result_dir, out, "samples.png")
+    target, comparison = _plot_of(result_dir, out, _PICTURES[2])
     images = {}
     for name, run in comparison.one_each(seed).items():
         found = kept.synthetic_images(result_dir, run)
@@ -474,7 +475,8 @@ def _compare(
 ) -> None:
     # Imported here: `flwr-kd methods` need not wait for it.
     from . import kept, plotting
-    from .simulation import Experiment, check, run
+    from .attacks import parse_attack
+    from .simulation import Experiment, attacker_ids, check, run
 
     chosen = [registry.get(name) for name in dict.fromkeys(names)]
     configs = _configs(chosen, settings or [])
@@ -488,11 +490,15 @@ def _compare(
             check(experiment.of(method), configs[method.name], method)
     logging.getLogger("flwr").setLevel(logging.INFO if verbose else logging.WARNING)
 
+    if experiments[0].attack is not None:
+        attack = parse_attack(experiments[0].attack)
+        if idle := [method.name for method in chosen if not attack.concerns(method.strategy)]:
+            print(f"note: {experiments[0].attack} changes nothing of what {', '.join(idle)} send")
     console = Console()
     runs: list[RunResult] = []
     total = len(chosen) * len(experiments) * experiments[0].rounds
     # The arrays wait beside their place until all runs are done: an earlier result stays whole until then.
-    with tempfile.TemporaryDirectory(prefix=".flwr-kd-arrays-", dir=_nearest_folder(folder)) as aside:
+    with _aside(folder) as aside:
         with Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -508,7 +514,13 @@ def _compare(
                     advance = _advance(progress, bar)
                     place = kept.folder_of(Path(aside), method.name, experiment.seed) if keep else None
                     runs.append(run(method, experiment, configs[method.name], on_round=advance, keep=place))
-        shown = {"model": _models(experiments[0], chosen), "seeds": [e.seed for e in experiments]}
+        shown: dict[str, Any] = {
+            "model": _models(experiments[0], chosen),
+            "seeds": [e.seed for e in experiments],
+        }
+        if experiments[0].attackers:
+            # As text, since JSON has no other keys.
+            shown["attacker_ids"] = {str(e.seed): sorted(attacker_ids(e)) for e in experiments}
         comparison = Comparison(
             config={**experiments[0].shared(), **shown},
             versions=results.versions(),
@@ -518,6 +530,8 @@ def _compare(
         # In this order no result is ever beside another one's arrays.
         results.check_free(folder, force=force)
         kept.remove(folder)
+        for name in _PICTURES:
+            (folder / name).unlink(missing_ok=True)
         saved = results.save(comparison, folder, force=force)
         kept.move(Path(aside), folder)
     picture = plotting.plot(comparison, folder / "curves.png")
@@ -526,9 +540,13 @@ def _compare(
     print(f"curves: {picture.resolve()}")
 
 
-def _nearest_folder(path: Path) -> Path:
-    """Return the folder, or the nearest one above it that exists."""
-    return next(each for each in (path, *path.absolute().parents) if each.is_dir())
+def _aside(folder: Path) -> tempfile.TemporaryDirectory[str]:
+    """Return a hidden folder in the result's, or in the nearest one above it that exists."""
+    nearest = next(each for each in (folder, *folder.absolute().parents) if each.is_dir())
+    try:
+        return tempfile.TemporaryDirectory(prefix=".flwr-kd-arrays-", dir=nearest)
+    except OSError as error:
+        raise UsageError(f"out: cannot write to {str(nearest)!r}: {error.strerror}") from None
 
 
 def _models(experiment: Any, chosen: Sequence[registry.Method]) -> str | dict[str, str]:
@@ -553,11 +571,14 @@ def _configs(chosen: Sequence[registry.Method], settings: Sequence[str]) -> dict
             taken = name in known and (name not in method.fixed or len(chosen) == 1)
             if taken or "=" not in text or len(chosen) == 1:
                 mine.append(text)
-            if name in known:
+            if name in known and (taken or name not in method.fixed):
                 used.add(text)
         configs[method.name] = method.config(mine)
     for text in settings:
         if text not in used:
+            name = text.partition("=")[0].strip().replace("-", "_")
+            if fixing := [m.name for m in chosen if name in m.fixed]:
+                raise ConfigError(f"{name.replace('_', '-')} is fixed by {', '.join(fixing)}, got {text!r}")
             every = sorted({name.replace("_", "-") for m in chosen for name in m.config_class.field_types()})
             name = text.partition("=")[0].strip().replace("_", "-")
             raise ConfigError(unknown_name("hyper-parameter", name, every))

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from logging import INFO, WARNING
-from typing import Any, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 import numpy.typing as npt
 import torch
@@ -407,6 +407,8 @@ class ServerDistiller:
         ``"auto"``: CUDA, else MPS, else CPU.
     input_key : str, optional
         Key of the inputs in dict items, where it cannot be guessed.
+    what : str
+        What errors call the samples.
 
     Raises
     ------
@@ -424,8 +426,9 @@ class ServerDistiller:
         *,
         device: str | torch.device = "auto",
         input_key: str | None = None,
+        what: str = "public_data",
     ) -> None:
-        self.device = resolve_device(device)
+        self.device, self.what = resolve_device(device), what
         try:
             self.model: nn.Module = as_feature_model(copy.deepcopy(model)).to(self.device)
         except (TypeError, ValueError) as error:
@@ -436,7 +439,7 @@ class ServerDistiller:
     def use(self, public_data: Dataset[Any] | DataLoader[Any], *, input_key: str | None = None) -> None:
         """Take other samples from now on, for a method that makes its own; the arguments are the class's."""
         self.samples = Batches(public_data, num_classes=0, input_key=input_key, labelled=False)
-        check_samples(self.samples, "public_data")
+        check_samples(self.samples, self.what)
         self._read()
 
     def _read(self) -> None:
@@ -445,11 +448,11 @@ class ServerDistiller:
             for x, _ in self.samples.ordered(256):
                 count += len(x)
                 if not bool(torch.isfinite(x).all()):
-                    raise DatasetError("public_data has values that are not finite")
+                    raise DatasetError(f"{self.what} has values that are not finite")
         except (TypeError, RuntimeError) as error:  # what torch raises where items make no batch
-            raise DatasetError(f"public_data does not go into batches: {first_line(error)}") from None
+            raise DatasetError(f"{self.what} does not go into batches: {first_line(error)}") from None
         if count != len(self.samples):
-            raise DatasetError(f"public_data's collate_fn returned {count} samples of {len(self.samples)}")
+            raise DatasetError(f"{self.what}'s collate_fn returned {count} samples of {len(self.samples)}")
 
     @torch.no_grad()
     def _try(self) -> int:
@@ -458,7 +461,7 @@ class ServerDistiller:
             logits = self.model.eval()(x)
         except Exception as error:  # whatever a user's module raises on a shape that it does not take
             raise ConfigError(
-                f"model does not take public_data of shape {list(x.shape[1:])}: {first_line(error)}"
+                f"model does not take {self.what} of shape {list(x.shape[1:])}: {first_line(error)}"
             ) from None
         if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != 1:
             got = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
@@ -563,6 +566,8 @@ class DistillingStrategy(KDStrategy):
     """
 
     config_class = DistillationConfig
+    samples_are: ClassVar[str] = "public_data"
+    """What errors call the samples."""
 
     def __init__(
         self,
@@ -575,7 +580,9 @@ class DistillingStrategy(KDStrategy):
         **options: Any,
     ) -> None:
         super().__init__(config, **options)
-        self.distiller = ServerDistiller(model, public_data, device=device, input_key=input_key)
+        self.distiller = ServerDistiller(
+            model, public_data, device=device, input_key=input_key, what=self.samples_are
+        )
 
     def begin(self, nodes: list[Node]) -> None:
         """Refuse a server's model that is not the clients'."""

@@ -186,7 +186,8 @@ def synthetic_images(directory: Path, run: RunResult) -> np.ndarray[Any, Any] | 
         As :func:`read`; also if the array has another shape.
     """
     others = any(directory.glob(f"{FOLDER}/*-seed*/{CHECKPOINT}"))
-    if others and not folder_of(directory, run.method, run.seed).exists():
+    makes_none = registry.get(run.method).public_data != "synthetic"
+    if makes_none and others and not folder_of(directory, run.method, run.seed).exists():
         return None  # neither a model nor a state to keep
     images = read(directory, run).state.get("synthetic")
     if images is None:

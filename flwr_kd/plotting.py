@@ -115,6 +115,7 @@ def figure(comparison: Comparison) -> Figure:
     for axes, (metric, title, meaning) in zip(panels, shown, strict=True):
         absent = [name for name, runs in methods.items() if not _draw(axes, runs, metric, styles[name])]
         axes.set_title(f"{title}\n", fontsize=11)
+        meaning = meaning.replace("common test set", _measured_on(comparison.config))
         axes.text(0.5, 1.02, meaning, transform=axes.transAxes, ha="center", fontsize=8.5, color="0.35")
         _decorate(axes, title, absent, everything=len(absent) == len(methods))
     low, high = panels[0].get_ylim()
@@ -199,7 +200,8 @@ def tsne_figure(
         drawn,
         comparison,
         runs.values(),
-        f"features of {_range(len(e[1]) for e in embeddings.values())} test samples",
+        f"features of {_range(len(e[1]) for e in embeddings.values())} samples of the "
+        f"{_measured_on(comparison.config)}",
     )
     return drawn
 
@@ -534,4 +536,12 @@ def _heading(config: Mapping[str, Any], seeds: Sequence[int]) -> list[str]:
         parts.append(f"{len(seeds)} seeds")
     else:
         parts.append(f"seed{'' if len(seeds) == 1 else 's'} {', '.join(map(str, seeds))}")
+    if config.get("imbalance") is not None:
+        parts.append(f"imbalance {config['imbalance']:g}")
+    if config.get("attack") is not None:
+        parts.append(f"{config['attack']} by {config.get('attackers')}")
     return parts
+
+
+def _measured_on(config: Mapping[str, Any]) -> str:
+    return "validation part" if config.get("validation") else "common test set"

@@ -375,6 +375,19 @@ def test_lies_in_features(dtype: Any) -> None:
         assert np.array_equal(getattr(lie, name), getattr(honest, name))
 
 
+def test_whom_an_attack_concerns() -> None:
+    def concerned(spec: str) -> set[str]:
+        found = {name for name in METHODS if parse_attack(spec).concerns(registry.get(name).strategy)}
+        return found & {"fedavg", "fedhyb", "fedproto", "fedgkt", "fedhkd"}
+
+    assert concerned("label-flip") == {"fedavg", "fedhyb", "fedproto", "fedgkt", "fedhkd"}
+    for spec in ("gaussian:1", "sign-flip", "nan"):
+        assert concerned(spec) == {"fedavg", "fedhyb", "fedhkd"}
+    assert concerned("payload") == {"fedproto", "fedgkt", "fedhkd"}
+    assert concerned("payload:counts") == {"fedproto", "fedhkd"}
+    assert concerned("payload:predictions") == {"fedgkt", "fedhkd"}
+
+
 # ---------------------------------------------------------------------- the client
 
 
@@ -650,3 +663,6 @@ def test_the_command(
     assert (document["config"]["attack"], document["config"]["attackers"]) == ("nan", 1)
     failures = {run["method"]: [r["failures"] for r in run["rounds"]] for run in document["runs"]}
     assert failures == {"fedavg": [1, 1], "fedproto": [0, 0]}
+    assert "note: nan changes nothing of what fedproto send" in capsys.readouterr().out
+    experiment = Experiment(clients=3, attack="nan", attackers=1)
+    assert document["config"]["attacker_ids"] == {"0": sorted(attacker_ids(experiment))}

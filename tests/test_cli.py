@@ -183,6 +183,21 @@ def test_a_result_that_is_there_is_not_overwritten(
     assert json.loads(there.read_text())["runs"][0]["method"] == "fedavg"
 
 
+def test_a_folder_that_cannot_be_written_is_a_line(command: Command, no_run: None) -> None:
+    code, _, err = command("simulate", "fedavg", *SMALL, "--out", "/proc/nowhere")
+    assert code == 2
+    assert err.startswith("flwr-kd: out: cannot write to '/proc'")
+    assert len(err.splitlines()) == 1
+
+
+def test_a_setting_that_all_methods_fix_is_refused(command: Command, no_run: None) -> None:
+    code, _, err = command("compare", "fedhyb-1", "fedhyb-2", *SMALL, "--set", "dynamic-weighting=false")
+    assert code == 2
+    assert err == (
+        "flwr-kd: dynamic-weighting is fixed by fedhyb-1, fedhyb-2, got 'dynamic-weighting=false'\n"
+    )
+
+
 def test_several_seeds_give_mean_and_spread(command: Command, tmp_path: Path) -> None:
     code, out, _ = command("simulate", "fedavg", *SMALL, "--seeds", "0,1,0", "--out", "o")
     assert code == 0
@@ -361,6 +376,23 @@ def test_no_arrays_of_an_earlier_result_stay(
     assert sorted(path.name for path in (folder / "arrays").iterdir()) == ["fedavg-seed1", "mine.txt"]
     assert command("simulate", "fedavg", *TINY, "--out", "o", "--force", "--no-arrays").code == 0
     assert [path.name for path in (folder / "arrays").iterdir()] == ["mine.txt"]
+
+
+def test_no_picture_of_an_earlier_result_stays(command: Command, tmp_path: Path) -> None:
+    assert command("simulate", "fedavg", *TINY, "--out", "o").code == 0
+    assert command("plot", "tsne", "o", "--samples", "20").code == 0
+    (tmp_path / "o" / "mine.png").write_text("x")
+    assert command("simulate", "fedprox", *TINY, "--out", "o", "--force").code == 0
+    assert sorted(path.name for path in (tmp_path / "o").glob("*.png")) == ["curves.png", "mine.png"]
+
+
+def test_samples_that_are_missing_are_not_said_never_to_have_been(command: Command, tmp_path: Path) -> None:
+    assert command("compare", "fedavg", "fedhyb-star", *TINY, "--seeds", "0", "--out", "o").code == 0
+    assert "left out: fedavg (it makes no images)" in command("plot", "samples", "o").out
+    (tmp_path / "o" / "arrays" / "fedhyb-star-seed0" / "checkpoint.safetensors").unlink()
+    (tmp_path / "o" / "arrays" / "fedhyb-star-seed0").rmdir()
+    code, _, err = command("plot", "samples", "o")
+    assert (code, "has no arrays of fedhyb-star with seed 0" in err) == (2, True)
 
 
 def test_arrays_of_another_run_are_refused(command: Command, tmp_path: Path) -> None:

@@ -289,3 +289,19 @@ def test_a_model_that_does_not_take_the_data_is_refused(tmp_path: Any) -> None:
         run(registry.get("fedavg"), Experiment(**{**SMALL, "dataset": f"csv:{table}", "model": "lenet"}))
     with pytest.raises(DataError, match=r"augment=crop is for images, csv:.* has \[2\]"):
         run(registry.get("fedavg"), Experiment(**{**SMALL, "dataset": f"csv:{table}", "augment": "crop"}))
+
+
+def test_a_validation_part_takes_the_place_of_the_test_set() -> None:
+    plain = Experiment(seed=3)
+    held = dataclasses.replace(plain, validation=True, imbalance=10.0)
+    full, cut = simulation.bundle_of(plain), simulation.bundle_of(held)
+    train, validation = ({tuple(x.flatten().tolist()) for x in part.x} for part in (cut.train, cut.test))
+    everything = {tuple(x.flatten().tolist()) for x in full.train.x}
+    assert validation < everything
+    assert train < everything
+    assert not train & validation
+    assert len(cut.test) == pytest.approx(len(full.train) / 5, abs=1)
+    # The long tail is the clients' alone.
+    share = torch.bincount(cut.test.y) / len(cut.test)
+    assert share.min() > 0.08
+    assert torch.bincount(cut.train.y).max() == 10 * torch.bincount(cut.train.y).min()

@@ -33,7 +33,8 @@ class ConditionalGenerator(nn.Module):
 
     def forward(self, z: Tensor, labels: Tensor) -> Tensor:
         """Return samples ``[B, ...]`` of noise ``[B, Z]`` and classes ``[B]``."""
-        one_hot = F.one_hot(labels, self.num_classes).to(z.dtype)
+        # As long as the noise, beside which the class would hardly be seen otherwise.
+        one_hot = math.sqrt(self.latent_dim) * F.one_hot(labels, self.num_classes).to(z.dtype)
         return cast(Tensor, self.net(torch.cat([z, one_hot], dim=1)))
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from flwr_kd.client import KDClient, Objective, Task
-from flwr_kd.config import ConfigError
+from flwr_kd.config import ConfigError, first_line
 from flwr_kd.data import random_affine
 from flwr_kd.models import make_slimmable, slimmed
 from flwr_kd.training import running_statistics_kept
@@ -32,12 +32,24 @@ class FedHybClient(KDClient):
     Raises
     ------
     ConfigError
-        If a layer of the model cannot be made slim.
+        If a layer of the model cannot be made slim, or its code does not run with fewer channels.
     DatasetError
         If a data set does not give what training needs.
     """
 
     config_class = FedHybConfig
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        x = self.train_batches.example().to(self.device)
+        self.model.eval()
+        try:
+            with torch.no_grad(), slimmed(self.model, 0.5):
+                self.model(x)
+        except Exception as error:  # whatever a user's module raises where its code has numbers of channels
+            raise ConfigError(
+                f"model cannot be used: its code does not run with fewer channels ({first_line(error)})"
+            ) from None
 
     def wrap(self, model: nn.Module | tuple[nn.Module, nn.Module]) -> nn.Module:
         """Make the model slimmable."""

@@ -9,8 +9,8 @@ from flwr_kd.config import ConfigError, DistillationConfig, hyper
 class FedHybConfig(DistillationConfig):
     """FedHyb and its variants, with the values of the paper's section 4.1 where it gives any.
 
-    The others (a, η, ν, the server's learning rate and epochs, widths, views, the generator) were chosen on
-    validation data, see the method's page.
+    a, η, ν and the server's learning rate and epochs were chosen on validation data, see the method's page; the
+    others are ours.
 
     Raises
     ------
@@ -42,7 +42,7 @@ class FedHybConfig(DistillationConfig):
     logits_weight: float = hyper(1.0, "η, weight of the soft predictions in the server's distillation", ge=0)
     feature_weight: float = hyper(0.1, "ν, weight of the features in the server's distillation", ge=0)
     generator_steps: int = hyper(20, "FedHyb*: steps of the generator per round", ge=1)
-    generator_learning_rate: float = hyper(1e-3, "FedHyb*: learning rate of the generator (Adam)", gt=0)
+    generator_learning_rate: float = hyper(5e-3, "FedHyb*: learning rate of the generator (Adam)", gt=0)
     latent_dim: int = hyper(64, "FedHyb*: size of the generator's noise", ge=1)
     synthetic_samples: int = hyper(500, "FedHyb*: samples that the generator makes per round", ge=1)
     balance_weight: float = hyper(1.0, "FedHyb*: weight of class-balanced predictions", ge=0)

@@ -18,7 +18,7 @@ from flwr_kd.config import ConfigError
 from flwr_kd.ensemble import DistillingStrategy, Matching
 from flwr_kd.models import build_generator
 from flwr_kd.seeding import derive_seed, torch_generator
-from flwr_kd.strategy import KDStrategy, NDArray, Node, Reply
+from flwr_kd.strategy import KDStrategy, NDArray, Reply
 
 from .config import FedHybConfig
 from .functional import ensemble_distillation_loss
@@ -143,8 +143,11 @@ class FedHybStar(FedHyb):
     Raises
     ------
     ConfigError
-        If an option or a hyper-parameter is not allowed, or the model does not take the shape.
+        If an option or a hyper-parameter is not allowed, or the model does not take the shape, as one of token
+        ids does not.
     """
+
+    samples_are = "samples of its own (float32)"
 
     def __init__(
         self,
@@ -178,15 +181,6 @@ class FedHybStar(FedHyb):
         self.generator.eval()
         self._trained = False
 
-    def begin(self, nodes: list[Node]) -> None:
-        """Check the server's model; a run that is not resumed starts with a new generator."""
-        super().begin(nodes)
-        if not self._resumed:
-            self._reset()
-        self._resumed = False
-
-    _resumed = False
-
     def renew_proxy(self, models: Sequence[Sequence[NDArray]], server_round: int) -> None:
         """Train the generator against the clients' models, and make a new proxy set."""
         config, device = cast(FedHybConfig, self.config), self.distiller.device
@@ -205,18 +199,23 @@ class FedHybStar(FedHyb):
                 draw=torch_generator(self.seed, "synthesis", server_round),
                 device=device,
             )
+            samples = self._proxy(server_round)
             log(INFO, "trained the generator for %d steps, loss %.4f", config.generator_steps, loss)
             self._trained = True
         except FloatingPointError as error:
             log(WARNING, "round %d: the generator is left as it was: %s", server_round, error)
             self.generator.load_state_dict(before)
+            samples = self._proxy(server_round)
+        self.distiller.use(TensorDataset(samples))
+
+    def _proxy(self, server_round: int) -> Tensor:
         samples, _ = synthesise(
             self.generator,
-            config.synthetic_samples,
+            cast(FedHybConfig, self.config).synthetic_samples,
             draw=torch_generator(self.seed, "proxy", server_round),
-            device=device,
+            device=self.distiller.device,
         )
-        self.distiller.use(TensorDataset(samples))
+        return samples
 
     def samples(self, per_class: int = _SHOWN) -> Tensor:
         """Return samples to look at, ``[C * per_class, ...]`` in the order of classes, one noise for all classes.
@@ -264,4 +263,4 @@ class FedHybStar(FedHyb):
             self.generator.load_state_dict(weights)
         except RuntimeError as error:
             raise ValueError(f"the state is not this generator's: {error}") from None
-        self._trained = self._resumed = True
+        self._trained = True

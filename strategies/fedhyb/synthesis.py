@@ -7,6 +7,7 @@ et al., ICCV 2019), samples that differ (FedFTG), and BatchNorm statistics (Deep
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -158,13 +159,14 @@ def train_generator(
         generator.train()
         with batchnorm_frozen(generator, when=batch_size == 1):
             x = generator(z, labels)
+        _check_samples(x)
         seen = x.detach().requires_grad_()
         of_ensemble, gradient = _through_ensemble(
             model, teachers, seen, labels, balance_weight=balance_weight, batchnorm_weight=batchnorm_weight
         )
         of_samples = diversity_weight * diversity_loss(x, z, labels)
         value = of_ensemble + of_samples.item()
-        if not torch.isfinite(torch.tensor(value)):
+        if not math.isfinite(value):
             raise FloatingPointError(
                 f"the generator's loss is {value}: try a smaller generator-learning-rate"
             )
@@ -174,7 +176,7 @@ def train_generator(
         optimizer.step()
     generator.eval()
     if not all(bool(torch.isfinite(value).all()) for value in generator.state_dict().values()):
-        raise FloatingPointError("the generator's weights are no longer finite: try a smaller learning rate")
+        raise FloatingPointError("the generator's weights are no longer finite")
     return value
 
 
@@ -225,12 +227,26 @@ def synthesise(
     """Return samples ``[N, ...]`` and their classes ``[N]``, on the CPU; classes are equally frequent, up to one.
 
     The generator is in eval mode.
+
+    Raises
+    ------
+    FloatingPointError
+        If a sample is not finite.
     """
     labels = _balanced(count, generator.num_classes)
     z = torch.randn(count, generator.latent_dim, generator=draw)
     generator.eval()
     parts = zip(torch.split(z, 256), torch.split(labels, 256), strict=True)
-    return torch.cat([generator(a.to(device), b.to(device)).cpu() for a, b in parts]), labels
+    samples = torch.cat([generator(a.to(device), b.to(device)).cpu() for a, b in parts])
+    _check_samples(samples)
+    return samples, labels
+
+
+def _check_samples(samples: Tensor) -> None:
+    if not bool(torch.isfinite(samples).all()):
+        raise FloatingPointError(
+            "the generator's samples are no longer finite: try a smaller generator-learning-rate"
+        )
 
 
 def _balanced(count: int, num_classes: int, start: int = 0) -> Tensor:

@@ -1331,3 +1331,29 @@ class TestStar:
         other = build_model("mlp", input_shape=(1, 4, 4), num_classes=5, seed=0, feature_dim=8)
         with pytest.raises(ConfigError, match="model is not what initial_arrays are of"):
             federation("fedhyb-star").run(rounds=1, model=other)
+
+
+class _Counts(nn.Module):
+    """Its code knows the number of channels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(1, 6, 3, padding=1), nn.Linear(96, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.first(x).view(-1, 96))
+
+
+def test_a_model_whose_code_has_numbers_of_channels_is_refused(make_blobs: Any) -> None:
+    context = Context(1, 1, {}, RecordDict(), {})
+    with pytest.raises(ConfigError, match=r"does not run with fewer channels \(.*shape"):
+        FedHybClient(_Counts(), make_blobs(8, 0), context=context, device="cpu")
+
+
+def test_a_generator_that_diverges_is_left_as_it_was(flower_log: list[str]) -> None:
+    strategy = star(image_net("resnet8"), (3, 16, 16), generator_learning_rate=1e30, generator_steps=1)
+    before = {name: value.clone() for name, value in strategy.generator.state_dict().items()}
+    strategy.renew_proxy([list(jittered("resnet8", seed).values()) for seed in range(2)], 1)
+    assert any("the generator is left as it was" in line for line in flower_log)
+    assert all(torch.equal(value, before[name]) for name, value in strategy.generator.state_dict().items())
+    assert len(strategy.distiller.samples) == 10
