@@ -25,6 +25,7 @@ run server-epochs-1 fedhyb-3 server-epochs=1
 run server-epochs-20 fedhyb-3 server-epochs=20
 run server-epochs-20-feature-0.1 fedhyb-3 server-epochs=20 feature-weight=0.1
 run client fedhyb-2
+run client-a-0 fedhyb-2 self-weight=0
 run client-a-0.1 fedhyb-2 self-weight=0.1
 run client-a-3 fedhyb-2 self-weight=3
 run client-width-0.25 fedhyb-2 min-width=0.25
