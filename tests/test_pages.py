@@ -240,8 +240,9 @@ def test_fedhybs_rounds_on_the_page_are_those_of_the_benchmark() -> None:
         cells = []
         for share in (0.7, 0.8, 0.9, 1.0):
             found = [run.rounds_to(share * last[run.seed]) for run in each]
-            assert None not in found
-            cells.append(f"{sum(filter(None, found)) / len(found):.2f}")
+            reached = [number for number in found if number is not None]
+            part = "" if len(reached) == len(found) else f" ({len(reached)} of {len(found)} seeds)"
+            cells.append(f"{sum(reached) / len(reached):.2f}{part}" if reached else "–")
         measured[f"`{method}`"] = cells
     table = [cells for cells in rows(section(folder("fedhyb") / "README.md", "Results")) if len(cells) == 5]
     assert {cells[0]: cells[1:] for cells in table} == measured
