@@ -214,13 +214,6 @@ class _OnModels(Attack):
         """Say whether a method's clients send models."""
         return bool(strategy.reply_arrays)
 
-
-@dataclass(frozen=True)
-class Gaussian(_OnModels):
-    """Noise from N(0, ``sigma``²) is added to each float that is sent."""
-
-    sigma: float
-
     def models(
         self,
         sent: Sequence[NDArray],
@@ -228,8 +221,28 @@ class Gaussian(_OnModels):
         names: Sequence[str],
         rng: np.random.Generator,
     ) -> list[NDArray]:
-        """Return the arrays with noise; see :meth:`Attack.models`."""
-        return _changed(sent, names, lambda _, array: array + rng.normal(0.0, self.sigma, array.shape))
+        """Return the arrays with the floats changed; see :meth:`Attack.models`."""
+        before = [*received, *[None] * max(0, len(sent) - len(received))]
+        return _changed(sent, names, lambda index, array: self.change(array, before[index], rng))
+
+    def change(
+        self, array: npt.NDArray[np.float64], received: NDArray | None, rng: np.random.Generator
+    ) -> NDArray:
+        """Return what is sent instead of one array; ``received`` is what the server sent in its place."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Gaussian(_OnModels):
+    """Noise from N(0, ``sigma``²) is added to each float that is sent."""
+
+    sigma: float
+
+    def change(
+        self, array: npt.NDArray[np.float64], received: NDArray | None, rng: np.random.Generator
+    ) -> NDArray:
+        """Return the array with noise."""
+        return array + rng.normal(0.0, self.sigma, array.shape)
 
 
 @dataclass(frozen=True)
@@ -238,37 +251,25 @@ class SignFlip(_OnModels):
 
     scale: float = 1.0
 
-    def models(
-        self,
-        sent: Sequence[NDArray],
-        received: Sequence[NDArray],
-        names: Sequence[str],
-        rng: np.random.Generator,
-    ) -> list[NDArray]:
-        """Return the received model less the update; see :meth:`Attack.models`."""
-
-        def flipped(index: int, array: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-            if index >= len(received) or received[index].shape != array.shape:
-                return -array
-            before = received[index].astype(np.float64)
-            return before - self.scale * (array - before)
-
-        return _changed(sent, names, flipped)
+    def change(
+        self, array: npt.NDArray[np.float64], received: NDArray | None, rng: np.random.Generator
+    ) -> NDArray:
+        """Return the received array less the update."""
+        if received is None or received.shape != array.shape:
+            return -array
+        before = received.astype(np.float64)
+        return before - self.scale * (array - before)
 
 
 @dataclass(frozen=True)
 class NotANumber(_OnModels):
     """All floats of the models are NaN, as of a training that has diverged; the payload is left as it is."""
 
-    def models(
-        self,
-        sent: Sequence[NDArray],
-        received: Sequence[NDArray],
-        names: Sequence[str],
-        rng: np.random.Generator,
-    ) -> list[NDArray]:
-        """Return arrays of NaN; see :meth:`Attack.models`."""
-        return _changed(sent, names, lambda _, array: np.full_like(array, np.nan))
+    def change(
+        self, array: npt.NDArray[np.float64], received: NDArray | None, rng: np.random.Generator
+    ) -> NDArray:
+        """Return an array of NaN."""
+        return np.full_like(array, np.nan)
 
 
 @dataclass(frozen=True)
