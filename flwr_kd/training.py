@@ -88,7 +88,7 @@ def batchnorm_frozen(model: nn.Module, *, when: bool = True) -> Iterator[None]:
     Needed where a batch has a single sample, on which BatchNorm cannot train, and where what passes through
     the model is not training data.
     """
-    layers = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training]
+    layers = _training_batchnorms(model)
     if not when or not layers:
         yield
         return
@@ -104,11 +104,7 @@ def batchnorm_frozen(model: nn.Module, *, when: bool = True) -> Iterator[None]:
 @contextmanager
 def running_statistics_kept(model: nn.Module) -> Iterator[None]:
     """Let BatchNorm in training mode use a batch's statistics, and leave the running ones, inside the block."""
-    layers = [
-        m
-        for m in model.modules()
-        if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training and m.track_running_stats
-    ]
+    layers = [layer for layer in _training_batchnorms(model) if layer.track_running_stats]
     for layer in layers:
         layer.track_running_stats = False
     try:
@@ -116,3 +112,7 @@ def running_statistics_kept(model: nn.Module) -> Iterator[None]:
     finally:
         for layer in layers:
             layer.track_running_stats = True
+
+
+def _training_batchnorms(model: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
+    return [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training]
