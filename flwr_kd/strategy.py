@@ -125,6 +125,7 @@ class KDStrategy(Strategy):
         self.resume, self.on_round = resume, on_round
         self.template = ArrayTemplate()
         self.stats = RoundStats(0)
+        self.num_rounds = 0
         self._nodes: dict[int, Node] = {}
         self._refused: dict[int, str] = {}
         self._doubles: set[int] = set()
@@ -193,6 +194,13 @@ class KDStrategy(Strategy):
     ) -> Iterable[Outgoing]:
         """Return what each node is sent; the base sends everyone the global arrays."""
         return [Outgoing(node, arrays) for node in nodes]
+
+    def template_of(self, node: Node) -> ArrayTemplate:
+        """Return the names and shapes of the arrays that a client sends: :attr:`template`, the global model's.
+
+        For a method whose clients have different models, or that has no global one.
+        """
+        return self.template
 
     def payload_dims(self, phase: str, node: Node) -> Mapping[str, int]:
         """Return the sizes that a node's payload must have, by the letters of its fields' shapes."""
@@ -281,7 +289,7 @@ class KDStrategy(Strategy):
         _in_range("timeout", timeout, 0.0, float("inf"), open_low=True)
         log(INFO, "Starting %s strategy:", type(self).__name__)
         self.summary()
-        self._timeout = timeout
+        self._timeout, self.num_rounds = timeout, num_rounds
         extra = dict(train_config or {})
         result = KDResult()
         arrays: ArrayRecord | None = ArrayRecord(dict(initial_arrays))
@@ -521,7 +529,7 @@ class KDStrategy(Strategy):
             message = wire.train_message(
                 out.node.node_id,
                 arrays=out.arrays if out.arrays is None else ArrayRecord(dict(out.arrays)),
-                config={**config, **out.config},
+                config={**config, wire.NAMES: json.dumps(self.template_of(out.node).names), **out.config},
                 payload=data,
                 ttl=self._timeout,
                 group_id=str(server_round),
@@ -610,7 +618,7 @@ class KDStrategy(Strategy):
         self.stats.count(node, up=raw.nbytes)
         arrays: list[NDArray] = []
         if phase in self.reply_arrays:
-            arrays = self.template.check(raw.arrays)
+            arrays = self.template_of(node).check(raw.arrays)
         elif raw.arrays:
             raise PayloadError(f"{len(raw.arrays)} arrays came back, expected none in phase {phase!r}")
         payload = None
