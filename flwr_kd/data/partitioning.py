@@ -1,13 +1,14 @@
 """Who gets which samples: partitions among clients, and each client's own train/test split.
 
-The partitions are those of `flwr-datasets`. It is driven here so that some properties hold that the library
-alone does not give: rows are shuffled before `IidPartitioner` cuts them (it does not shuffle, so a set sorted
-by class would give each client its own classes), no class runs out into a division by zero, no client stays
-empty, and only the seed decides.
+The partitions are those of `flwr-datasets`, and KT-pFL's two, which it does not have. It is driven here so
+that some properties hold that the library alone does not give: rows are shuffled before `IidPartitioner` cuts
+them (it does not shuffle, so a set sorted by class would give each client its own classes), no class runs out
+into a division by zero, no client stays empty, and only the seed decides.
 """
 
 from __future__ import annotations
 
+import bisect
 import logging
 import math
 import warnings
@@ -22,7 +23,14 @@ from flwr_kd.seeding import derive_seed, numpy_generator
 
 __all__ = ["PARTITIONS", "histogram", "partition", "split"]
 
-PARTITIONS: tuple[str, ...] = ("iid", "dirichlet:ALPHA", "inner-dirichlet:ALPHA", "pathological:K")
+PARTITIONS: tuple[str, ...] = (
+    "iid",
+    "dirichlet:ALPHA",
+    "inner-dirichlet:ALPHA",
+    "pathological:K",
+    "ktpfl-1[:MANY]",
+    "ktpfl-2[:EACH]",
+)
 """The forms that :func:`partition` takes."""
 
 # Clients get at least this many samples from `dirichlet`, or half of an even share where that is less.
@@ -65,6 +73,19 @@ def partition(
             Each client has samples of exactly K classes (``PathologicalPartitioner``, "first-deterministic":
             client i has class i mod C and K-1 random others). A class is divided evenly among the clients
             that have it, so sizes differ. A class that no client has is left out.
+        ``ktpfl-1`` or ``ktpfl-1:MANY``
+            Two groups of clients with opposite class mixes (KT-pFL, appendix B.1, case 1): the first half of
+            the clients, the larger half where their number is odd, and the others; one client is one group.
+            A client of the first group has MANY samples of each class of the first half of the classes (the
+            larger half where odd) and MANY/3 of each other class; in the second group it is the other way
+            round. MANY is 450 unless given, a multiple of 3. What remains of a class is left out: 20 clients
+            use all of 10 classes of 6,000 samples, fewer clients less.
+        ``ktpfl-2`` or ``ktpfl-2:EACH``
+            Each client draws two different classes, any two with the same chance, and has EACH samples of
+            each (KT-pFL, appendix B.1, case 2). EACH is 300 unless given. Drawn is among the classes that
+            still have EACH samples. Where a draw would leave too few for the clients that follow, the client
+            gets the two classes with the most left instead, so that it does not depend on the seed whether
+            a division is found. What remains of a class is left out, and all of a class that no client drew.
     num_clients : int
         Number of clients, from 1 to N.
     seed : int
@@ -74,14 +95,17 @@ def partition(
     -------
     list of ndarray
         For each client the positions of its samples, int64, in random order; disjoint, none empty. Together
-        they are all of ``0 .. N-1``, except with ``pathological:K`` where classes are left out. "Equal size"
-        means equal within one: where N is not divisible, the first clients get one more.
+        they are all of ``0 .. N-1``, except with ``pathological:K`` where classes are left out, and with
+        ``ktpfl-1`` and ``ktpfl-2``, which leave over what they do not need. "Equal size" means equal within
+        one: where N is not divisible, the first clients get one more.
 
     Raises
     ------
     DataError
         For an unknown ``spec``, an ALPHA that is not a finite number above 0, a K that is not in 1 .. number
-        of classes, more clients than samples, or a class that has to serve more clients than it has samples.
+        of classes, a MANY that is not a multiple of 3 from 3, an EACH below 1, more clients than samples, a
+        class that has to serve more clients than it has samples, and with ``ktpfl-1`` and ``ktpfl-2`` fewer
+        than 2 classes or a class with too few samples.
 
     Examples
     --------
@@ -90,6 +114,8 @@ def partition(
     >>> parts = partition(labels, "inner-dirichlet:0.1", num_clients=4, seed=0)
     >>> [len(part) for part in parts], sorted(np.concatenate(parts).tolist()) == list(range(12))
     ([3, 3, 3, 3], True)
+    >>> histogram(labels, partition(labels, "ktpfl-1:3", num_clients=1, seed=0), 3)
+    [[3, 3, 1]]
     """
     classes = as_labels(labels)
     num_clients = whole(num_clients, "num_clients", 1)
@@ -99,10 +125,9 @@ def partition(
         )
     divide, parameter = _parse(spec)
 
-    # The library takes labels to be 0 .. C-1 without gaps, and assigns a class's rows in the order it sees.
-    _, dense = np.unique(classes, return_inverse=True)
-    order = numpy_generator(seed, "partition", "order").permutation(len(dense))
-    parts = divide(dense.astype(np.int64)[order], parameter, num_clients, seed)
+    # The library, and `_deal`, assign a class's rows in the order they see.
+    order = numpy_generator(seed, "partition", "order").permutation(len(classes))
+    parts = divide(classes[order], parameter, num_clients, seed)
     return [order[part].astype(np.int64) for part in parts]
 
 
@@ -244,13 +269,22 @@ def _parse(spec: str) -> tuple[_Divide, float]:
     kind, colon, text = spec.partition(":")
     if spec == "iid":
         return _iid, 0.0
+    if kind == "ktpfl-1":
+        many = _number(text) if colon else 450
+        if many < 3 or many % 3:
+            raise DataError(
+                f"MANY in partition {spec!r} must be a whole number of at least 3, divisible by 3, not {text!r}"
+            )
+        return _ktpfl_1, many
+    if kind == "ktpfl-2":
+        each = _number(text) if colon else 300
+        if each < 1:
+            raise DataError(f"EACH in partition {spec!r} must be a whole number of at least 1, not {text!r}")
+        return _ktpfl_2, each
     if not colon or kind not in ("dirichlet", "inner-dirichlet", "pathological"):
         raise DataError(f"unknown partition {spec!r}: valid are {forms}")
     if kind == "pathological":
-        try:
-            number = int(text)
-        except ValueError:
-            number = 0
+        number = _number(text)
         if number < 1:
             raise DataError(f"K in partition {spec!r} must be a whole number of at least 1, not {text!r}")
         return _pathological, number
@@ -263,10 +297,20 @@ def _parse(spec: str) -> tuple[_Divide, float]:
     return (_dirichlet if kind == "dirichlet" else _inner_dirichlet), alpha
 
 
+def _number(text: str) -> int:
+    """Return a whole number, or 0 where ``text`` is none."""
+    try:
+        return int(text)
+    except ValueError:
+        return 0
+
+
 def _run(partitioner: Any, labels: IntArray, num_clients: int) -> list[IntArray]:
     """Return a library partitioner's result as positions in ``labels``."""
     datasets = require("datasets")
-    partitioner.dataset = datasets.Dataset.from_dict({"label": labels, "row": np.arange(len(labels))})
+    # It takes labels to be 0 .. C-1 without gaps.
+    _, dense = np.unique(labels, return_inverse=True)
+    partitioner.dataset = datasets.Dataset.from_dict({"label": dense, "row": np.arange(len(labels))})
     with warnings.catch_warnings():
         # They ask for changes of settings that are made here on purpose.
         warnings.simplefilter("ignore", UserWarning)
@@ -338,7 +382,8 @@ def _inner_dirichlet(labels: IntArray, alpha: float, num_clients: int, seed: int
 
 def _pathological(labels: IntArray, number: float, num_clients: int, seed: int) -> list[IntArray]:
     library = require("flwr_datasets.partitioner")
-    num_classes = int(labels.max()) + 1
+    _, counts = np.unique(labels, return_counts=True)
+    num_classes = len(counts)
     if number > num_classes:
         raise DataError(
             f"K in partition 'pathological:{number}' must be at most the number of classes, {num_classes}"
@@ -355,6 +400,85 @@ def _pathological(labels: IntArray, number: float, num_clients: int, seed: int) 
     except ValueError as error:
         raise DataError(
             f"partition 'pathological:{number}' cannot be made for num_clients={num_clients}: a class would "
-            f"have to serve more clients than it has samples (the smallest has {np.bincount(labels).min()}); "
+            f"have to serve more clients than it has samples (the smallest has {counts.min()}); "
             "use fewer clients or a smaller K"
         ) from error
+
+
+def _ktpfl_1(labels: IntArray, many: float, num_clients: int, seed: int) -> list[IntArray]:
+    many, few = int(many), int(many) // 3
+    names, counts = _two_or_more_classes(labels, f"ktpfl-1:{many}")
+    first = (num_clients + 1) // 2
+    second = num_clients - first
+    half = (len(names) + 1) // 2
+    # How many times MANY/3 samples a class gives, in Python's numbers: MANY may exceed int64.
+    thirds = [3 * first + second] * half + [first + 3 * second] * (len(names) - half)
+    worst = min(range(len(names)), key=lambda k: counts[k] / thirds[k])
+    if counts[worst] < few * thirds[worst]:
+        raise DataError(
+            f"partition 'ktpfl-1:{many}' needs {few * thirds[worst]} samples of class {names[worst]} for "
+            f"num_clients={num_clients}, but there are {counts[worst]}; use more samples, fewer clients or a "
+            f"smaller MANY{_at_most(3 * (counts[worst] // thirds[worst]))}"
+        )
+    wanted = np.full((num_clients, len(names)), few, dtype=np.int64)
+    wanted[:first, :half] = wanted[first:, half:] = many
+    return _deal(labels, wanted, numpy_generator(seed, "partition", "ktpfl-1"))
+
+
+def _ktpfl_2(labels: IntArray, each: float, num_clients: int, seed: int) -> list[IntArray]:
+    each = int(each)
+    names, counts = _two_or_more_classes(labels, f"ktpfl-2:{each}")
+
+    def clients_served(size: int) -> list[int]:
+        return [min(count // size, num_clients) for count in counts]
+
+    def is_enough(size: int) -> bool:
+        return sum(clients_served(size)) >= 2 * num_clients
+
+    if not is_enough(each):
+        smallest = counts.index(min(counts))
+        # The more each client wants, the fewer a class serves: the first size that is too large ends the rest.
+        sizes = range(1, min(each, max(counts) + 1))
+        most = bisect.bisect_left(sizes, True, key=lambda size: not is_enough(size))
+        raise DataError(
+            f"partition 'ktpfl-2:{each}' needs {2 * num_clients} shares of {each} samples of a class, two for "
+            f"each of num_clients={num_clients}, but there are {sum(clients_served(each))}, as a client takes "
+            f"one share of a class at most: class {names[smallest]}, the smallest, has {counts[smallest]} "
+            f"samples; use more samples, fewer clients or a smaller EACH{_at_most(most)}"
+        )
+
+    rng = numpy_generator(seed, "partition", "ktpfl-2")
+    left = np.asarray(clients_served(each))
+    wanted = np.zeros((num_clients, len(names)), dtype=np.int64)
+    for client in range(num_clients):
+        following = num_clients - client - 1
+        pair = rng.choice(np.flatnonzero(left), 2, replace=False)
+        after = left.copy()
+        after[pair] -= 1
+        # A class gives a client one share, so no more shares count than clients follow.
+        if np.minimum(after, following).sum() < 2 * following:
+            pair = np.lexsort((rng.permutation(len(left)), -left))[:2]
+        left[pair] -= 1
+        wanted[client, pair] = each
+    return _deal(labels, wanted, rng)
+
+
+def _two_or_more_classes(labels: IntArray, spec: str) -> tuple[list[int], list[int]]:
+    """Return the classes that occur and the number of samples of each."""
+    names, counts = np.unique(labels, return_counts=True)
+    if len(names) < 2:
+        raise DataError(f"partition {spec!r} needs at least 2 classes, but there is only class {names[0]}")
+    return names.tolist(), counts.tolist()
+
+
+def _at_most(number: int) -> str:
+    return f" ({number} at most)" if number else ""
+
+
+def _deal(labels: IntArray, wanted: IntArray, rng: np.random.Generator) -> list[IntArray]:
+    """Give each client ``wanted[client, k]`` samples of the k-th class, ``[clients, classes]``."""
+    _, dense = np.unique(labels, return_inverse=True)
+    # The last piece of a class is what no client gets.
+    pieces = [np.split(np.flatnonzero(dense == k), np.cumsum(column)) for k, column in enumerate(wanted.T)]
+    # Rows of a class that gives little would otherwise all come early.
+    return [rng.permutation(np.concatenate([piece[i] for piece in pieces])) for i in range(len(wanted))]

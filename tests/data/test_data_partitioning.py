@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import random
+import re
 import warnings
 
 import numpy as np
@@ -11,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flwr_kd.data import PARTITIONS, DataError, histogram, partition, split
+from flwr_kd.data import PARTITIONS, DataError, _images, histogram, load, partition, split
 from flwr_kd.data import partitioning as module
 from flwr_kd.seeding import derive_seed, numpy_generator
 
@@ -23,6 +26,13 @@ SPECS = [
     "inner-dirichlet:100",
     "pathological:2",
 ]
+
+# These leave samples over, and need more of each class than some of the sets below have.
+KTPFL = ["ktpfl-1:6", "ktpfl-2:5"]
+
+needs_fashion = pytest.mark.skipif(
+    not _images.DEBIAN_FASHION_MNIST.is_dir(), reason="the package dataset-fashion-mnist is not installed"
+)
 
 
 def global_state() -> tuple[object, ...]:
@@ -50,7 +60,7 @@ def test_parts_are_disjoint_never_empty_and_complete(spec: str, size: int, clien
         assert sorted(together) == list(range(size))
 
 
-@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("spec", SPECS + KTPFL)
 def test_the_seed_decides_and_nothing_global_is_touched(spec: str) -> None:
     labels = make_labels(300, 5)
     before = global_state()
@@ -178,6 +188,256 @@ def test_pathological_clients_have_exactly_k_classes(k: int) -> None:
     assert [table[i, i % 5] > 0 for i in range(10)] == [True] * 10
 
 
+FEW, MANY = [150] * 5, [450] * 5
+
+
+@pytest.mark.parametrize("spec", ["ktpfl-1", "ktpfl-1:450"])
+@pytest.mark.parametrize("sort", [True, False])
+def test_ktpfl_1_with_20_clients_uses_all_of_60_000(spec: str, sort: bool) -> None:
+    labels = np.repeat(np.arange(10), 6000)
+    if not sort:
+        labels = np.random.default_rng(0).permutation(labels)
+    parts = partition(labels, spec, num_clients=20, seed=1)
+    assert histogram(labels, parts, 10) == [MANY + FEW] * 10 + [FEW + MANY] * 10
+    assert sorted(np.concatenate(parts)) == list(range(60_000))
+
+
+@needs_fashion
+def test_ktpfl_on_fashion_mnist() -> None:
+    labels = load("fashion-mnist", seed=0).train.y
+    parts = partition(labels, "ktpfl-1", num_clients=20, seed=0)
+    assert histogram(labels, parts, 10) == [MANY + FEW] * 10 + [FEW + MANY] * 10
+    assert sorted(np.concatenate(parts)) == list(range(60_000))
+    parts = partition(labels, "ktpfl-2", num_clients=20, seed=0)
+    assert [sorted(row) for row in histogram(labels, parts, 10)] == [[0] * 8 + [300] * 2] * 20
+    assert len(np.unique(np.concatenate(parts))) == 20 * 600
+
+
+@pytest.mark.parametrize(
+    ("clients", "classes", "table"),
+    [
+        (1, 2, [[6, 2]]),
+        (1, 5, [[6, 6, 6, 2, 2]]),
+        (2, 3, [[6, 6, 2], [2, 2, 6]]),
+        (3, 4, [[6, 6, 2, 2]] * 2 + [[2, 2, 6, 6]]),
+        (5, 5, [[6, 6, 6, 2, 2]] * 3 + [[2, 2, 2, 6, 6]] * 2),
+    ],
+)
+def test_ktpfl_1_puts_the_odd_one_into_the_first_half(
+    clients: int, classes: int, table: list[list[int]]
+) -> None:
+    labels = np.random.default_rng(0).permutation(np.repeat(np.arange(classes), 40))
+    parts = partition(labels, "ktpfl-1:6", num_clients=clients, seed=0)
+    together = np.concatenate(parts)
+    assert histogram(labels, parts, classes) == table
+    assert all(part.dtype == np.int64 for part in parts)
+    assert len(np.unique(together)) == len(together) == int(np.sum(table))
+
+
+def test_ktpfl_2_gives_two_classes_drawn_at_random() -> None:
+    labels = make_labels(60_000, 10)
+    pairs = []
+    for seed in range(5):
+        parts = partition(labels, "ktpfl-2", num_clients=20, seed=seed)
+        table = np.array(histogram(labels, parts, 10))
+        assert np.sort(table).tolist() == [[0] * 8 + [300] * 2] * 20
+        assert len(np.unique(np.concatenate(parts))) == 20 * 600
+        pairs.append([tuple(np.flatnonzero(row)) for row in table])
+        assert len(set(pairs[-1])) > 10
+        # Drawn, not dealt out evenly.
+        assert np.ptp((table > 0).sum(axis=0)) >= 3
+    assert len(set(map(tuple, pairs))) == 5
+    assert {k for drawn in pairs for pair in drawn for k in pair} == set(range(10))
+
+
+def test_ktpfl_2_draws_every_pair_alike() -> None:
+    labels = np.repeat(np.arange(6), 3000)
+    parts = partition(labels, "ktpfl-2:1", num_clients=3000, seed=0)
+    drawn = [tuple(sorted(labels[part])) for part in parts]
+    times = [drawn.count(pair) for pair in itertools.combinations(range(6), 2)]
+    assert sum(times) == 3000
+    # 200 of each of 15 are expected, with a deviation of 14.
+    assert min(times) > 140
+    assert max(times) < 260
+
+
+def test_ktpfl_2_draws_among_classes_that_have_enough() -> None:
+    labels = np.repeat(np.arange(5), [100, 9, 100, 10, 100])
+    parts = partition(labels, "ktpfl-2:10", num_clients=10, seed=0)
+    table = np.array(histogram(labels, parts, 5))
+    assert np.sort(table).tolist() == [[0, 0, 0, 10, 10]] * 10
+    assert table[:, 1].sum() == 0
+    assert table[:, 3].sum() in (0, 10)
+
+
+@functools.cache
+def can_be_divided(shares: tuple[int, ...], clients: int) -> bool:
+    """Try every pair of classes for every client."""
+    return clients == 0 or any(
+        can_be_divided(tuple(n - (k in pair) for k, n in enumerate(shares)), clients - 1)
+        for pair in itertools.combinations([k for k, n in enumerate(shares) if n], 2)
+    )
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    counts=st.lists(st.integers(1, 9), min_size=2, max_size=5),
+    clients=st.integers(1, 5),
+    each=st.integers(1, 4),
+    seed=st.integers(0, 2**32),
+)
+def test_ktpfl_2_finds_a_division_wherever_there_is_one(
+    counts: list[int], clients: int, each: int, seed: int
+) -> None:
+    labels = np.repeat(np.arange(len(counts)), counts)
+    if clients > len(labels):
+        return
+    works = [size for size in range(1, each + 1) if can_be_divided(tuple(n // size for n in counts), clients)]
+    if each in works:
+        parts = partition(labels, f"ktpfl-2:{each}", num_clients=clients, seed=seed)
+        table = np.array(histogram(labels, parts, len(counts)))
+        assert np.sort(table)[:, -2:].tolist() == [[each, each]] * clients
+        assert table.sum() == 2 * each * clients == len(np.unique(np.concatenate(parts)))
+    else:
+        with pytest.raises(DataError) as caught:
+            partition(labels, f"ktpfl-2:{each}", num_clients=clients, seed=seed)
+        ending = f"a smaller EACH ({max(works)} at most)" if works else "a smaller EACH"
+        assert str(caught.value).endswith(ending)
+
+
+def test_ktpfl_2_where_all_is_used_still_differs_between_seeds() -> None:
+    # Without looking ahead, one seed in four would end with two shares of one class and none of another.
+    labels = np.repeat(np.arange(5), 4)
+    tables = set()
+    for seed in range(20):
+        parts = partition(labels, "ktpfl-2:2", num_clients=5, seed=seed)
+        assert sorted(np.concatenate(parts)) == list(range(20))
+        table = histogram(labels, parts, 5)
+        assert [sorted(row) for row in table] == [[0, 0, 0, 2, 2]] * 5
+        tables.add(str(table))
+    assert len(tables) > 15
+
+
+def test_ktpfl_2_breaks_ties_at_random_where_it_must_choose() -> None:
+    # The first client must take class 0, and drew it in two cases of three; the other may be 1 or 2.
+    labels = np.array([0, 0, 1, 2])
+    firsts = [sorted(labels[partition(labels, "ktpfl-2:1", num_clients=2, seed=i)[0]]) for i in range(200)]
+    assert 80 < firsts.count([0, 1]) < 120
+    assert firsts.count([0, 1]) + firsts.count([0, 2]) == 200
+
+
+@pytest.mark.parametrize("spec", ["ktpfl-1:90", "ktpfl-2:60"])
+def test_ktpfl_clients_have_random_samples_in_random_order(spec: str) -> None:
+    # Rows that were only sorted would have those of the class with few samples early.
+    labels = np.repeat([0, 1], 300)
+    rank, trend = np.zeros(2), []
+    chosen = np.zeros(600, dtype=int)
+    for seed in range(60):
+        (part,) = partition(labels, spec, num_clients=1, seed=seed)
+        chosen[part] += 1
+        place = np.linspace(0, 1, len(part))
+        rank += [place[labels[part] == k].mean() / 60 for k in (0, 1)]
+        trend += [np.corrcoef(place[labels[part] == k], part[labels[part] == k])[0, 1] for k in (0, 1)]
+    assert np.abs(rank - 0.5).max() < 0.03
+    assert abs(np.mean(trend)) < 0.05
+    # A sample is in 18 or 6 of 60, or in 12 of 60.
+    assert chosen.max() < 36
+    assert np.mean(chosen == 0) < 0.01
+
+
+@pytest.mark.parametrize("spec", KTPFL)
+def test_ktpfl_needs_no_library_and_takes_classes_with_gaps(
+    spec: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    labels = make_labels(200, 4)
+    dense = partition(labels, spec, num_clients=5, seed=0)
+    monkeypatch.setattr(module, "require", None)
+    gaps = partition(np.array([2, 5, 9, 11])[labels], spec, num_clients=5, seed=0)
+    assert all(np.array_equal(a, b) for a, b in zip(dense, gaps, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("spec", "clients", "needs", "helps"),
+    [
+        (
+            "ktpfl-1:9",
+            3,
+            "9' needs 15 samples of class 8 for num_clients=3, but there are 10",
+            "MANY (6 at most)",
+        ),
+        # Class 8 is smaller, and lacks less of the 150 that it gives.
+        (
+            "ktpfl-1",
+            1,
+            "450' needs 450 samples of class 7 for num_clients=1, but there are 16",
+            "MANY (15 at most)",
+        ),
+        ("ktpfl-1:3", 10, "3' needs 20 samples of class 8 for num_clients=10, but there are 10", "MANY"),
+        (
+            "ktpfl-2:8",
+            4,
+            "8' needs 8 shares of 8 samples of a class, two for each of num_clients=4, but there are 7",
+            "EACH (5 at most)",
+        ),
+        (
+            "ktpfl-2",
+            1,
+            "300' needs 2 shares of 300 samples of a class, two for each of num_clients=1, but there are 0",
+            "EACH (16 at most)",
+        ),
+        (
+            "ktpfl-2:1",
+            40,
+            "1' needs 80 shares of 1 samples of a class, two for each of num_clients=40, but there are 66",
+            "EACH",
+        ),
+    ],
+)
+def test_ktpfl_says_which_class_is_too_small(spec: str, clients: int, needs: str, helps: str) -> None:
+    labels = np.repeat([3, 7, 8], [40, 16, 10])
+    kind = spec.partition(":")[0]
+    step = 3 if kind == "ktpfl-1" else 1
+    if kind == "ktpfl-2":
+        needs += ", as a client takes one share of a class at most: class 8, the smallest, has 10 samples"
+    with pytest.raises(DataError) as caught:
+        partition(labels, spec, num_clients=clients, seed=0)
+    assert str(caught.value) == (
+        f"partition '{kind}:{needs}; use more samples, fewer clients or a smaller {helps}"
+    )
+    if found := re.search(r"\d+", helps):
+        partition(labels, f"{kind}:{found[0]}", num_clients=clients, seed=0)
+        with pytest.raises(DataError, match=r"at most\)"):
+            partition(labels, f"{kind}:{int(found[0]) + step}", num_clients=clients, seed=0)
+    else:
+        with pytest.raises(DataError, match=r"a smaller (MANY|EACH)$"):
+            partition(labels, f"{kind}:{step}", num_clients=clients, seed=0)
+
+
+@pytest.mark.parametrize("spec", ["ktpfl-1:3", "ktpfl-2:1", "ktpfl-1", "ktpfl-2"])
+def test_ktpfl_needs_two_classes(spec: str) -> None:
+    with pytest.raises(DataError, match=r"'ktpfl-\d:\d+' needs at least 2 classes, .* only class 4"):
+        partition(np.full(1000, 4), spec, num_clients=1, seed=0)
+
+
+@pytest.mark.parametrize("spec", [f"ktpfl-1:{3 * 10**30}", f"ktpfl-2:{10**30}"])
+def test_ktpfl_with_numbers_beyond_int64(spec: str) -> None:
+    with pytest.raises(DataError, match=r"at most\)"):
+        partition(make_labels(100, 2), spec, num_clients=2, seed=0)
+
+
+def test_split_gives_ktpfl_clients_75_and_25_percent() -> None:
+    labels = make_labels(70_000, 10)
+    for part in partition(labels, "ktpfl-1", num_clients=20, seed=0):
+        train, test = split(labels, part, seed=0)
+        assert (len(train), len(test)) == (2250, 750)
+        whole, own = (np.array(histogram(labels, [rows], 10)[0]) for rows in (part, test))
+        assert np.abs(own - whole / 4).max() == 0.5
+    for part in partition(labels, "ktpfl-2", num_clients=20, seed=0):
+        train, test = split(labels, part, seed=0)
+        tables = np.array(histogram(labels, [train, test], 10))
+        assert np.sort(tables)[:, -3:].tolist() == [[0, 225, 225], [0, 75, 75]]
+
+
 @pytest.mark.parametrize("spec", SPECS)
 def test_labels_may_have_gaps(spec: str) -> None:
     labels = np.array([2, 5, 9])[make_labels(90, 3)]
@@ -199,6 +459,18 @@ def test_labels_may_have_gaps(spec: str) -> None:
         ("pathological:0", ["at least 1", "'0'"]),
         ("pathological:1.5", ["whole", "'1.5'"]),
         ("pathological:6", ["at most", "5"]),
+        ("ktpfl", ["'ktpfl'", *PARTITIONS]),
+        ("ktpfl-3", ["'ktpfl-3'", "ktpfl-2[:EACH]"]),
+        ("ktpfl-1:", ["MANY", "at least 3", "''"]),
+        ("ktpfl-1:0", ["MANY", "at least 3", "'0'"]),
+        ("ktpfl-1:-3", ["MANY", "at least 3", "'-3'"]),
+        ("ktpfl-1:4", ["MANY", "divisible by 3", "'4'"]),
+        ("ktpfl-1:4.5", ["MANY", "whole", "'4.5'"]),
+        ("ktpfl-1:3:3", ["MANY", "whole", "'3:3'"]),
+        ("ktpfl-2:", ["EACH", "at least 1", "''"]),
+        ("ktpfl-2:0", ["EACH", "at least 1", "'0'"]),
+        ("ktpfl-2:-1", ["EACH", "at least 1", "'-1'"]),
+        ("ktpfl-2:many", ["EACH", "whole", "'many'"]),
         (None, ["None", "iid"]),
     ],
 )
@@ -230,7 +502,7 @@ def test_bad_labels_are_named(labels: np.ndarray, message: str) -> None:
 def test_no_progress_bar_and_no_warning(capfd: pytest.CaptureFixture[str]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for spec in SPECS:
+        for spec in SPECS + KTPFL:
             partition(make_labels(205, 5), spec, num_clients=4, seed=0)
     out = capfd.readouterr()
     assert out.out == out.err == ""
