@@ -36,11 +36,16 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-plots = typer.Typer(help="Draw what a result's last models look like.", rich_markup_mode=None)
+plots = typer.Typer(help="Draw what a result's runs ended with.", rich_markup_mode=None)
 app.add_typer(plots, name="plot")
 
 Dataset = Annotated[str, typer.Option(help="digits, fashion-mnist, mnist-5k, ..., or csv:PATH")]
-Partition = Annotated[str, typer.Option(help="iid, dirichlet:ALPHA, inner-dirichlet:ALPHA, pathological:K")]
+Partition = Annotated[
+    str,
+    typer.Option(
+        help="iid, dirichlet:ALPHA, inner-dirichlet:ALPHA, pathological:K, ktpfl-1[:MANY], ktpfl-2[:EACH]"
+    ),
+]
 Clients = Annotated[int, typer.Option(help="number of clients")]
 Rounds = Annotated[int, typer.Option(help="number of rounds")]
 Model = Annotated[
@@ -103,8 +108,13 @@ PlotDataDir = Annotated[str | None, typer.Option(help="folder of data files; the
 
 
 _INTERRUPTED = 130
-_PICTURES = ("tsne.png", "landscape.png", "samples.png")
-_PUBLIC_DATA = {"": "no", "server": "at the server", "synthetic": "synthetic, at the server"}
+_PICTURES = ("tsne.png", "landscape.png", "samples.png", "coefficients.png")
+_PUBLIC_DATA = {
+    "": "no",
+    "server": "at the server",
+    "synthetic": "synthetic, at the server",
+    "clients": "at the clients",
+}
 
 
 class UsageError(Exception):
@@ -300,7 +310,7 @@ def show_privacy(
 
 @plots.callback(invoke_without_command=True)
 def plot_top(context: typer.Context) -> None:
-    """Draw what a result's last models look like."""
+    """Draw what a result's runs ended with."""
     if context.invoked_subcommand is None:
         print(context.get_help())
 
@@ -396,6 +406,25 @@ def plot_samples(result_dir: ResultDir, seed: PlotSeed = None, out: PlotOut = No
         raise ResultError(f"no method of {str(result_dir)!r} makes images at the server")
     picture = plotting.samples(comparison, images, target, seed=seed)
     print(f"samples: {picture.resolve()}")
+
+
+@plots.command("coefficients")
+def plot_coefficients(result_dir: ResultDir, seed: PlotSeed = None, out: PlotOut = None) -> None:
+    """Draw how much each client learns from each other one."""
+    from . import kept, plotting
+
+    target, comparison = _plot_of(result_dir, out, _PICTURES[3])
+    matrices = {}
+    for name, run in comparison.one_each(seed).items():
+        found = kept.coefficients(result_dir, run)
+        if found is None:
+            print(f"left out: {name} (it kept no coefficients)")
+        else:
+            matrices[name] = found
+    if not matrices:
+        raise ResultError(f"no method of {str(result_dir)!r} kept coefficients of its clients")
+    picture = plotting.coefficients(comparison, matrices, target, seed=seed)
+    print(f"coefficients: {picture.resolve()}")
 
 
 def _plot_of(directory: Path, out: Path | None, name: str) -> tuple[Path, Comparison]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from torch import nn
 
 from . import registry
@@ -24,6 +25,7 @@ from .simulation import Experiment, client_splits
 
 __all__ = [
     "FOLDER",
+    "coefficients",
     "experiment_of",
     "folder_of",
     "global_model",
@@ -185,10 +187,9 @@ def synthetic_images(directory: Path, run: RunResult) -> np.ndarray[Any, Any] | 
     ResultError
         As :func:`read`; also if the array has another shape.
     """
-    others = any(directory.glob(f"{FOLDER}/*-seed*/{CHECKPOINT}"))
     makes_none = registry.get(run.method).public_data != "synthetic"
-    if makes_none and others and not folder_of(directory, run.method, run.seed).exists():
-        return None  # neither a model nor a state to keep
+    if makes_none and _had_nothing_to_keep(directory, run):
+        return None
     images = read(directory, run).state.get("synthetic")
     if images is None:
         return None
@@ -199,6 +200,65 @@ def synthetic_images(directory: Path, run: RunResult) -> np.ndarray[Any, Any] | 
             f"{list(images.shape)}"
         )
     return images.reshape(classes, -1, *images.shape[1:])
+
+
+def coefficients(
+    directory: Path, run: RunResult
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]] | None:
+    """Return how a run's clients weigh each other, from the arrays ``coefficients`` and ``clients`` of its state.
+
+    Parameters
+    ----------
+    directory : Path
+        The result's folder.
+    run : RunResult
+        A run of that result.
+
+    Returns
+    -------
+    (ndarray, ndarray) or None
+        The matrix, float64 ``[N, N]``, finite: row n has the weights of all clients in client n's target. Then
+        the clients' partition ids, int64 ``[N]``, ascending. None for a run that kept no such matrix.
+
+    Raises
+    ------
+    ResultError
+        As :func:`read`, but not where others of the result kept arrays and this run none; also if one of the
+        two arrays is not as above, or there are no clients in them.
+    ConfigError
+        If the method is not registered.
+    """
+    registry.get(run.method)
+    if _had_nothing_to_keep(directory, run):
+        return None
+    state = read(directory, run).state
+    if "coefficients" not in state:
+        return None
+    matrix = state["coefficients"]
+    count = len(matrix) if matrix.ndim else 0
+    if matrix.dtype.kind != "f" or not count or matrix.shape != (count, count):
+        raise ResultError(
+            f"coefficients of {run.method} must be floats of the shape [N, N] with N from 1, got "
+            f"{matrix.dtype} {list(matrix.shape)}"
+        )
+    if not np.isfinite(matrix).all():
+        raise ResultError(f"coefficients of {run.method} must be finite")
+    clients = state.get("clients", np.empty(0, dtype=np.int64))
+    if clients.dtype.kind not in "iu" or clients.shape != (count,):
+        raise ResultError(
+            f"clients of {run.method} must be integers of the shape [{count}], as many as its coefficients have "
+            f"rows, got {clients.dtype} {list(clients.shape)}"
+        )
+    clients = clients.astype(np.int64)
+    if (np.diff(clients) <= 0).any():
+        raise ResultError(f"clients of {run.method} must be ascending, got {clients.tolist()}")
+    return matrix.astype(np.float64), clients
+
+
+def _had_nothing_to_keep(directory: Path, run: RunResult) -> bool:
+    """Say whether others of the result kept arrays and this run none: it has neither a model nor a state."""
+    others = any(directory.glob(f"{FOLDER}/*-seed*/{CHECKPOINT}"))
+    return others and not folder_of(directory, run.method, run.seed).exists()
 
 
 def training_rows(experiment: Experiment, size: int, generator: np.random.Generator) -> np.ndarray[Any, Any]:

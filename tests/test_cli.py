@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from flwr.app import ArrayRecord
 from matplotlib.image import imread
 
 from flwr_kd import __version__, cli, kept, plotting, privacy, registry, results, simulation
@@ -351,7 +352,7 @@ def test_the_plots_are_of_the_models_that_were_measured(
 def test_arrays_can_be_left_out(command: Command, tmp_path: Path) -> None:
     assert command("simulate", "fedavg", *TINY, "--no-arrays", "--out", "o").code == 0
     assert not (tmp_path / "o" / "arrays").exists()
-    for plot in ("tsne", "landscape", "samples"):
+    for plot in ("tsne", "landscape", "samples", "coefficients"):
         code, out, err = command("plot", plot, "o")
         assert (code, out) == (2, "")
         assert err.startswith("flwr-kd: 'o' has no arrays of fedavg with seed 0")
@@ -381,7 +382,8 @@ def test_no_arrays_of_an_earlier_result_stay(
 def test_no_picture_of_an_earlier_result_stays(command: Command, tmp_path: Path) -> None:
     assert command("simulate", "fedavg", *TINY, "--out", "o").code == 0
     assert command("plot", "tsne", "o", "--samples", "20").code == 0
-    (tmp_path / "o" / "mine.png").write_text("x")
+    for name in ("mine.png", "coefficients.png"):
+        (tmp_path / "o" / name).write_text("x")
     assert command("simulate", "fedprox", *TINY, "--out", "o", "--force").code == 0
     assert sorted(path.name for path in (tmp_path / "o").glob("*.png")) == ["curves.png", "mine.png"]
 
@@ -393,6 +395,67 @@ def test_samples_that_are_missing_are_not_said_never_to_have_been(command: Comma
     (tmp_path / "o" / "arrays" / "fedhyb-star-seed0").rmdir()
     code, _, err = command("plot", "samples", "o")
     assert (code, "has no arrays of fedhyb-star with seed 0" in err) == (2, True)
+
+
+def a_result(folder: Path, states: dict[str, list[dict[str, np.ndarray[Any, Any]] | None]]) -> None:
+    """Write a result of runs that nobody made: each method's state after the last round, by seed."""
+    rounds = (results.RoundResult(1, 0.5, None, None, 1, 1, 1.0, 2, 0),)
+    runs = []
+    for name, by_seed in states.items():
+        method = registry.get(name)
+        config = method.config().to_wire()
+        for seed, state in enumerate(by_seed):
+            runs.append(results.RunResult(name, seed, rounds, hyperparameters=config))
+            if state is not None:
+                found = Checkpoint(method.strategy.__name__, 1, config, seed, ArrayRecord(), state)
+                found.save(kept.folder_of(folder, name, seed))
+    results.save(results.Comparison({"dataset": "digits", "clients": 2}, {}, "", tuple(runs)), folder)
+
+
+def test_coefficients_are_drawn(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = np.full((2, 2), 0.5), np.array([[0.8, 0.2], [0.3, 0.7]])
+    clients = np.array([1, 4])
+    a_result(
+        tmp_path / "o",
+        {
+            "fedproto": [{"prototypes": np.ones(3)}] * 2,
+            "fedhkd": [{"coefficients": each, "clients": clients} for each in (first, second)],
+            "fedavg": [None, None],
+        },
+    )
+    left_out = ["left out: fedproto (it kept no coefficients)", "left out: fedavg (it kept no coefficients)"]
+    code, out, err = command("plot", "coefficients", "o")
+    assert (code, err) == (0, "")
+    assert out.splitlines() == [*left_out, f"coefficients: {tmp_path / 'o' / 'coefficients.png'}"]
+    assert is_a_picture(tmp_path / "o" / "coefficients.png")
+    code, out, err = command("plot", "coefficients", "o", "--seed", "1", "--out", "pictures/c.png")
+    assert (code, err) == (0, "")
+    assert out.splitlines() == [*left_out, f"coefficients: {tmp_path / 'pictures' / 'c.png'}"]
+    assert is_a_picture(tmp_path / "pictures" / "c.png")
+
+    seen: list[Any] = []
+    monkeypatch.setattr(
+        plotting, "coefficients", lambda *a, **k: seen.append((a[1], k)) or tmp_path / "x.png"
+    )
+    for args, expected in (((), first), (("--seed", "1"), second)):
+        assert command("plot", "coefficients", "o", *args).code == 0
+        drawn, named = seen.pop()
+        assert list(drawn) == ["fedhkd"]
+        np.testing.assert_array_equal(drawn["fedhkd"][0], expected)
+        assert drawn["fedhkd"][1].tolist() == [1, 4]
+        assert named == {"seed": int(args[1]) if args else None}
+
+
+def test_a_result_without_coefficients_has_none_to_draw(command: Command, tmp_path: Path) -> None:
+    a_result(tmp_path / "o", {"fedproto": [{"prototypes": np.ones(3)}], "fedavg": [None]})
+    code, _, err = command("plot", "coefficients", "o")
+    assert (code, err) == (2, "flwr-kd: no method of 'o' kept coefficients of its clients\n")
+    assert not (tmp_path / "o" / "coefficients.png").exists()
+    a_result(tmp_path / "p", {"fedhkd": [{"coefficients": np.ones((2, 3)), "clients": np.arange(2)}]})
+    code, out, err = command("plot", "coefficients", "p")
+    assert (code, out) == (2, "")
+    assert "coefficients of fedhkd must be floats of the shape [N, N]" in err
+    assert len(err.splitlines()) == 1
 
 
 def test_arrays_of_another_run_are_refused(command: Command, tmp_path: Path) -> None:
@@ -428,7 +491,7 @@ def test_the_plots_are_listed(command: Command) -> None:
     for args in (("plot",), ("plot", "--help")):
         code, out, err = command(*args)
         assert (code, err) == (0, "")
-        assert all(name in out for name in ("tsne", "landscape", "samples"))
+        assert all(name in out for name in ("tsne", "landscape", "samples", "coefficients"))
 
 
 # ---------------------------------------------------------------------- mistakes
