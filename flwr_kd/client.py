@@ -202,11 +202,7 @@ class KDClient(NumPyClient):
         """Train on the local data, measure, and return the model and the knowledge."""
         self.load(task)
         metrics = {"train-loss": self.train(task, self.objective(task), rows=self.indexed)}
-        measured = self.measure(task.config.batch_size)
-        if measured is not None:
-            metrics["local-accuracy"] = measured.accuracy
-            if measured.top5 is not None:
-                metrics["local-top5"] = measured.top5
+        metrics |= self.local_metrics(task.config.batch_size)
         self.keep()
         return Answer(
             arrays=[] if self.personal else self.arrays(task.names),
@@ -358,6 +354,17 @@ class KDClient(NumPyClient):
                 near += int((logits.topk(5, dim=1).indices == y[:, None]).sum())
             count += len(y)
         return Measured(loss / count, right / count, near / count if several else None)
+
+    def local_metrics(self, batch_size: int) -> dict[str, float]:
+        """Return ``local-accuracy``, and ``local-top5`` of more than 5 classes, as an answer has them.
+
+        Empty without test data.
+        """
+        measured = self.measure(batch_size)
+        if measured is None:
+            return {}
+        top5 = {} if measured.top5 is None else {"local-top5": measured.top5}
+        return {"local-accuracy": measured.accuracy, **top5}
 
     @torch.no_grad()
     def extract(self, batch_size: int, batches: Batches | None = None) -> tuple[Tensor, Tensor, Tensor]:

@@ -213,7 +213,11 @@ class MethodConfig:
         >>> [MethodConfig().learning_rate_at(r) for r in (1, 10, 11, 21)]
         [0.001, 0.001, 0.0005, 0.00025]
         """
-        return self.learning_rate * self.lr_decay ** ((server_round - 1) // self.lr_decay_every)
+        return self.learning_rate * self.decay_at(server_round)
+
+    def decay_at(self, server_round: int) -> float:
+        """Return the factor on learning rates in a round, counted from 1."""
+        return self.lr_decay ** ((server_round - 1) // self.lr_decay_every)
 
 
 @dataclass(frozen=True, kw_only=True)

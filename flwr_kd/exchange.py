@@ -18,7 +18,7 @@ from .wire import ArrayTemplate
 __all__ = ["HandshakeError", "KDResult", "Node", "Outgoing", "Reply", "RoundStats"]
 
 NDArray = npt.NDArray[Any]
-_LONGEST_SECTOR = 100
+_LONGEST_SECTOR, _LONGEST_DIGEST = 100, 128
 
 
 class HandshakeError(RuntimeError):
@@ -45,6 +45,8 @@ class Node:
         Names and shapes of the client's model.
     num_test_examples : int
         Samples of the client's test data.
+    num_public : int
+        Samples of the client's public data.
     sector, public_digest : str
         Empty where the client has none.
     """
@@ -56,6 +58,7 @@ class Node:
     feature_shape: tuple[int, ...] = ()
     template: ArrayTemplate = field(default_factory=ArrayTemplate)
     num_test_examples: int = 0
+    num_public: int = 0
     sector: str = ""
     public_digest: str = ""
 
@@ -102,8 +105,9 @@ class Node:
             feature_shape=_shape(properties.get("feature-shape")),
             template=ArrayTemplate.from_json(properties.get("arrays")),
             num_test_examples=whole("num-test-examples") if "num-test-examples" in properties else 0,
+            num_public=whole("num-public-examples") if "num-public-examples" in properties else 0,
             sector=_sector(properties.get("sector", "")),
-            public_digest=str(properties.get("public-digest", "")),
+            public_digest=_digest(properties.get("public-digest", "")),
         )
 
 
@@ -199,6 +203,15 @@ def _sector(value: object) -> str:
             f"number, got {str(value)[:40]!r}"
         )
     return text
+
+
+def _digest(value: object) -> str:
+    if not isinstance(value, str) or len(value) > _LONGEST_DIGEST or (value and not value.isalnum()):
+        raise PayloadError(
+            f"property 'public-digest' must be at most {_LONGEST_DIGEST} letters and digits, "
+            f"got {str(value)[:40]!r}"
+        )
+    return value
 
 
 def _shape(text: object) -> tuple[int, ...]:

@@ -33,8 +33,9 @@ class Method:
         Whether the server has a model; without one there is no global accuracy.
     public_data : str
         Who needs public (proxy, reference) data: ``"server"``, whose strategy takes ``model``, ``public_data``
-        and ``device``, or nobody (empty). ``"synthetic"``: the server makes them, and its strategy takes ``model``,
-        ``input_shape`` and ``device``.
+        and ``device`` (``models`` where clients may have different ones), or nobody (empty). ``"synthetic"``: the
+        server makes them, and its strategy takes ``model``, ``input_shape`` and ``device``. ``"clients"``: every
+        client, which takes ``public_set``, as does the strategy.
     heterogeneous : bool
         Whether clients may have different models.
     fixed : mapping

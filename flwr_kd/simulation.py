@@ -57,6 +57,7 @@ __all__ = [
     "attacker_ids",
     "bundle_of",
     "check",
+    "client_options",
     "client_splits",
     "evaluator",
     "public_of",
@@ -367,11 +368,12 @@ def server_options(method: registry.Method, experiment: Experiment) -> dict[str,
         If the public data is not to be had, or the model does not take it.
     """
     if method.public_data == "server":
-        return {
-            "model": experiment.build_model(),
-            "public_data": public_of(experiment),
-            "device": experiment.device,
-        }
+        model: dict[str, Any] = {"model": experiment.build_model()}
+        if method.heterogeneous:
+            model = {"models": [experiment.build_model(index) for index in range(len(experiment.models))]}
+        return {**model, "public_data": public_of(experiment), "device": experiment.device}
+    if method.public_data == "clients":
+        return {"public_set": public_of(experiment)}
     if method.public_data == "synthetic":
         return {
             "model": experiment.build_model(),
@@ -379,6 +381,12 @@ def server_options(method: registry.Method, experiment: Experiment) -> dict[str,
             "device": experiment.device,
         }
     return {"device": experiment.device} if method.server_device else {}
+
+
+def client_options(method: registry.Method, experiment: Experiment) -> dict[str, Any]:
+    """Return what a method's client is given besides its model and data: public data, if all clients have it."""
+    public = {"public_set": public_of(experiment)} if method.public_data == "clients" else {}
+    return {**method.client_options, **public}
 
 
 def public_of(experiment: Experiment) -> ArrayDataset:
@@ -507,7 +515,7 @@ def _build_client(method_name: str, experiment: Experiment, context: Context) ->
         context=context,
         device=experiment.device,
         augment=augmentation(experiment.augment),
-        **method.client_options,
+        **client_options(method, experiment),
     )
     if attack is not None:
         client = MaliciousClient(client, attack, partition=index)
@@ -516,7 +524,8 @@ def _build_client(method_name: str, experiment: Experiment, context: Context) ->
 
 def _state_dir(experiment: Experiment, folder: str) -> str | None:
     """Name a folder for personal models that are too large to be copied around with each message."""
-    size = sum(t.numel() * t.element_size() for t in experiment.build_model().state_dict().values())
+    states = [experiment.build_model(index).state_dict() for index in range(len(experiment.models))]
+    size = max(sum(t.numel() * t.element_size() for t in state.values()) for state in states)
     return folder if size > 10 * 10**6 else None
 
 

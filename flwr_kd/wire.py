@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
-from .payload import PayloadError
+from .payload import DTYPES, PayloadError
 
 __all__ = [
     "ArrayTemplate",
@@ -112,6 +112,8 @@ class ArrayTemplate:
             raise PayloadError(f"'arrays' is not a list of names, dtypes and shapes ({error})") from None
         if not len(template.names) == len(template.dtypes) == len(template.shapes):
             raise PayloadError("'arrays' has lists of different lengths")
+        if unknown := sorted(set(template.dtypes) - set(DTYPES)):
+            raise PayloadError(f"'arrays' has dtypes {str(unknown)[:80]}, allowed are {', '.join(DTYPES)}")
         return template
 
     def difference(self, other: ArrayTemplate) -> str | None:

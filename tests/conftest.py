@@ -57,6 +57,7 @@ class Federation:
                 context=context,
                 device="cpu",
                 **self.method.client_options,
+                **({"public_set": blobs(32, 200)} if self.method.public_data == "clients" else {}),
             )
             if attack is not None:
                 client = MaliciousClient(client, attack, partition=index)
@@ -67,7 +68,10 @@ class Federation:
     def strategy(self, *settings: str, **options: Any) -> KDStrategy:
         options.setdefault("min_available_nodes", self.clients)
         if self.method.public_data == "server":
-            options = {"model": small_model(), "public_data": blobs(32, 200), "device": "cpu", **options}
+            models: dict[str, Any] = {"model": small_model()}
+            if self.method.heterogeneous:
+                models = {"models": [small_model(name) for name in dict.fromkeys(self.models)]}
+            options = {**models, "public_data": blobs(32, 200), "device": "cpu", **options}
         if self.method.public_data == "synthetic":
             options = {"model": small_model(), "input_shape": SHAPE, "device": "cpu", **options}
         quick = ["local-epochs=1", "batch-size=8", "optimizer=adam", "learning-rate=0.005"]

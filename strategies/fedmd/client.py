@@ -1,0 +1,63 @@
+"""FedMD's client half: a model of its own, which may begin with labelled public data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, cast
+
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from flwr_kd.batches import Batches
+from flwr_kd.client import Task
+from flwr_kd.config import ConfigError
+from flwr_kd.public import PublicKnowledgeClient
+from flwr_kd.training import fit, make_optimizer
+
+from .config import FedMDConfig
+
+
+class FedMDClient(PublicKnowledgeClient):
+    """Trains on its own data, predicts public samples, and learns the mean of all predictions.
+
+    With ``warmup-epochs`` it learns the public data's labels before its first training in a run: these must then be
+    among the model's classes. For parameters see :class:`flwr_kd.public.PublicKnowledgeClient`.
+    """
+
+    config_class = FedMDConfig
+
+    def __init__(
+        self, *args: Any, public_set: Dataset[Any] | DataLoader[Any] | None = None, **kwargs: Any
+    ) -> None:
+        super().__init__(*args, public_set=public_set, **kwargs)
+        self._labelled = public_set
+
+    def prepare(self, task: Task) -> None:
+        """Learn the labelled public data (FedMD, transfer learning).
+
+        Raises
+        ------
+        ConfigError
+            If there is no public data here.
+        DatasetError
+            If it has no labels, or others than 0..C-1.
+        """
+        config = cast(FedMDConfig, task.config)
+        if not config.warmup_epochs:
+            return
+        if self._labelled is None:
+            raise ConfigError(
+                f"warmup-epochs={config.warmup_epochs} needs a public_set with labels, got none"
+            )
+        own = self.train_batches
+        batches = Batches(
+            self._labelled, num_classes=self.num_classes, input_key=own.input_key, label_key=own.label_key
+        )
+        order = task.generator("warm-up")
+
+        def epoch() -> Iterator[tuple[Tensor, ...]]:
+            for x, y in batches.shuffled(config.batch_size, order):
+                yield x.to(self.device), y.to(self.device)
+
+        optimizer = make_optimizer(self.model, config, config.learning_rate_at(task.server_round))
+        fit(self.model, optimizer, epoch, self.objective(task), epochs=config.warmup_epochs)

@@ -1,0 +1,25 @@
+"""FedMD's hyper-parameters."""
+
+from dataclasses import dataclass
+
+from flwr_kd.config import ConfigError, hyper
+from flwr_kd.public import PublicKnowledgeConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedMDConfig(PublicKnowledgeConfig):
+    """FedMD with the values of KT-pFL's comparison (its B.2)."""
+
+    warmup_epochs: int = hyper(
+        0,
+        "passes over the public data with its labels before a client's first training; FedMD's transfer learning",
+        ge=0,
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.warmup_epochs and self.public_data != "clients":
+            raise ConfigError(
+                f"warmup-epochs must be 0 where public-data={self.public_data}: labels are not sent, "
+                f"got {self.warmup_epochs}"
+            )

@@ -1,0 +1,28 @@
+"""FedMD's server half: the mean of all soft predictions is everyone's target."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from flwr_kd.public import PublicKnowledgeStrategy
+from flwr_kd.strategy import Reply
+
+from .config import FedMDConfig
+
+
+class FedMD(PublicKnowledgeStrategy):
+    """FedMD (Li and Wang 2019): clients of any architecture learn the mean of all predictions of public data.
+
+    For parameters see :class:`flwr_kd.public.PublicKnowledgeStrategy`.
+
+    Raises
+    ------
+    ConfigError, DatasetError
+        If an option or a hyper-parameter is not allowed, or the public data cannot be used.
+    """
+
+    config_class = FedMDConfig
+
+    def targets(self, server_round: int, replies: list[Reply], predictions: Tensor) -> Tensor:
+        """Return the consensus, the unweighted mean ``[K, C]``, for each client."""
+        return predictions.double().mean(dim=0).to(predictions.dtype).expand_as(predictions)

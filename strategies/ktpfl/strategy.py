@@ -1,0 +1,296 @@
+"""KT-pFL's server half: a matrix that says how much each client learns from each other one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord
+from torch import Tensor
+
+from flwr_kd.aggregation import shares
+from flwr_kd.public import PublicKnowledgeStrategy
+from flwr_kd.strategy import KDStrategy, NDArray, Node, Outgoing, Reply
+from flwr_kd.wire import VARIANCE, ArrayTemplate
+
+from .config import KTpFLConfig, KTpFLWeightsConfig
+from .functional import (
+    as_distributions,
+    coefficient_gradient,
+    cosine_coefficients,
+    distance_gradient,
+    distance_scale,
+    extend,
+    gram,
+    of_participants,
+    personal_models,
+    personal_targets,
+    step,
+    with_participants,
+)
+
+
+class CoefficientMatrix:
+    """The knowledge coefficient matrix c of all clients that were ever there, by the keys of their nodes.
+
+    Attributes
+    ----------
+    clients : list of int
+        Keys of rows and columns, ascending.
+    values : Tensor
+        ``[N, N]``, float64: row n holds client n's weights over all clients. At first 1/N.
+    """
+
+    def __init__(self, clients: Iterable[int] = (), values: Tensor | None = None) -> None:
+        self.clients = sorted(clients)
+        empty = torch.zeros(0, 0, dtype=torch.float64)
+        self.values = extend(empty, len(self.clients)) if values is None else values
+
+    def admit(self, clients: Iterable[int]) -> None:
+        """Add new clients; see :func:`~flwr_kd.strategies.ktpfl.functional.extend`."""
+        new = sorted(set(clients) - set(self.clients))
+        if new:
+            joined = [*self.clients, *new]
+            order = torch.tensor(sorted(range(len(joined)), key=joined.__getitem__))
+            self.values = extend(self.values, len(new))[order[:, None], order]
+            self.clients = sorted(joined)
+
+    def positions(self, clients: Sequence[int]) -> Tensor:
+        """Return the rows of clients, ``[P]``."""
+        where = {client: row for row, client in enumerate(self.clients)}
+        return torch.tensor([where[client] for client in clients], dtype=torch.int64)
+
+    def to_state(self) -> dict[str, NDArray]:
+        """Return the matrix and its clients as named arrays; nothing where there are none."""
+        if not self.clients:
+            return {}
+        return {"coefficients": self.values.numpy(), "clients": np.array(self.clients, dtype=np.int64)}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, NDArray]) -> CoefficientMatrix:
+        """Take :meth:`to_state` back.
+
+        Raises
+        ------
+        ValueError
+            If the arrays are anything else.
+        """
+        if not state:
+            return cls()
+        if set(state) != {"coefficients", "clients"}:
+            raise ValueError(f"the state must be coefficients and clients, got {sorted(state)}")
+        clients, values = state["clients"].tolist(), state["coefficients"]
+        if values.shape != (len(clients), len(clients)) or sorted(set(clients)) != clients:
+            raise ValueError(f"coefficients must be [N, N] of N = {len(clients)} clients, got {values.shape}")
+        return cls(clients, torch.from_numpy(values.astype(np.float64)))
+
+
+class KTpFL(PublicKnowledgeStrategy):
+    """KT-pFL (Zhang et al., NeurIPS 2021), heterogeneous: personalised soft predictions (algorithm 1).
+
+    Client n's targets are the mixture of all clients' soft predictions by row n of the knowledge coefficient
+    matrix. After that the matrix makes a step down equation 7, in which neither rows nor columns of absent clients
+    move. With ``coefficients=cosine`` (Sim-pFL) or ``top-k`` (TopK-pFL) a participant's row is made anew from the
+    similarity of the round's predictions.
+
+    For parameters see :class:`flwr_kd.public.PublicKnowledgeStrategy`.
+
+    Attributes
+    ----------
+    matrix : CoefficientMatrix
+        Empty before the first answers.
+
+    Raises
+    ------
+    ConfigError, DatasetError
+        If an option or a hyper-parameter is not allowed, or the public data cannot be used.
+    """
+
+    config_class = KTpFLConfig
+
+    def __init__(self, config: KTpFLConfig | None = None, **options: Any) -> None:
+        super().__init__(config, **options)
+        self.matrix = CoefficientMatrix()
+        self._roster: list[int] = []
+
+    def begin(self, nodes: list[Node]) -> None:
+        """Take the clients that are there into the matrix once there are answers."""
+        super().begin(nodes)
+        self._roster = [node.key for node in nodes]
+
+    def targets(self, server_round: int, replies: list[Reply], predictions: Tensor) -> Tensor:
+        """Return personalised soft predictions (equation 2), and let the matrix learn (equation 7)."""
+        config, clients = cast(KTpFLConfig, self.config), [reply.node.key for reply in replies]
+        self.matrix.admit([*self._roster, *clients])
+        rows = self.matrix.positions(clients)
+        if config.coefficients != "learned":
+            weights = cosine_coefficients(
+                predictions, config.top_k if config.coefficients == "top-k" else None
+            )
+            self.matrix.values[rows] = 0.0
+            self.matrix.values[rows[:, None], rows] = weights.double()
+            return personal_targets(weights, predictions)
+        weights = of_participants(self.matrix.values, rows)
+        targets = personal_targets(weights, predictions)
+        gradient = coefficient_gradient(
+            weights,
+            predictions,
+            _shares(replies),
+            weight=config.distill_weight,
+            rho=config.rho,
+            reduction=config.reduction,
+            targets=targets,
+        )
+        weights = step(weights, gradient, config.coefficient_learning_rate, config.normalize)
+        self.matrix.values = with_participants(self.matrix.values, rows, weights)
+        return as_distributions(targets) if config.normalize == "none" else targets
+
+    def state_arrays(self) -> dict[str, NDArray]:
+        """Return ``coefficients`` ``[N, N]`` and ``clients`` ``[N]``; nothing before the first answers."""
+        return self.matrix.to_state()
+
+    def load_state_arrays(self, state: Mapping[str, NDArray]) -> None:
+        """Take the matrix back."""
+        self.matrix = CoefficientMatrix.from_state(state)
+
+
+class KTpFLWeights(KDStrategy):
+    """KT-pFL, homogeneous (its appendix C): personal global models instead of personalised predictions.
+
+    Clients send their models. Client n's personal global model is the mixture of all by row n of the knowledge
+    coefficient matrix; the client takes steps towards it (equation 10), and the matrix one down equation 11. Models
+    must have one architecture; each client keeps its own. There is no global model.
+
+    Parameters
+    ----------
+    config : KTpFLWeightsConfig, optional
+        The hyper-parameters.
+    **options
+        See :class:`flwr_kd.strategy.KDStrategy`. ``initial_arrays`` of :meth:`start` go to each client before its
+        first training; where they are empty each begins with the model that it was built with, which should be the
+        same.
+
+    Attributes
+    ----------
+    matrix : CoefficientMatrix
+        Empty before the first answers.
+    models : dict
+        By client, the personal global model of the last round in which it took part. A client that has lost its own
+        model, by a restart, goes on from there.
+
+    Raises
+    ------
+    ConfigError
+        If an option or a hyper-parameter is not allowed.
+    """
+
+    config_class = KTpFLWeightsConfig
+    phases = ("train", "distill")
+    reply_arrays = frozenset({"train"})
+    sends_weights = False
+
+    def __init__(self, config: KTpFLWeightsConfig | None = None, **options: Any) -> None:
+        super().__init__(config, **options)
+        self.matrix = CoefficientMatrix()
+        self.models: dict[int, list[NDArray]] = {}
+        self._roster: list[int] = []
+        self._shape = ArrayTemplate()
+        self._holders: dict[int, int] = {}
+
+    def begin(self, nodes: list[Node]) -> None:
+        """Fix the architecture, and take the clients that are there into the matrix once there are answers."""
+        super().begin(nodes)
+        self._shape = self._expected(nodes[0])
+        self._roster, self._holders = [node.key for node in nodes], {}
+
+    def template_of(self, node: Node) -> ArrayTemplate:
+        """Return the one architecture's names and shapes."""
+        return self._shape
+
+    def accept_node(self, node: Node) -> str | None:
+        """Refuse a client whose model is not the others'."""
+        return self._expected(node).difference(node.template)
+
+    def configure_phase(
+        self, phase: str, server_round: int, nodes: list[Node], arrays: ArrayRecord | None
+    ) -> Iterable[Outgoing]:
+        """Send a model to those that have none of this run; in the second phase each its personal global model."""
+        if phase == "train":
+            return [
+                Outgoing(
+                    node, None if self._holders.get(node.key) == node.node_id else self._first(node, arrays)
+                )
+                for node in nodes
+            ]
+        return [Outgoing(node, self._shape.record(self.models[node.key])) for node in nodes]
+
+    def aggregate_phase(
+        self, phase: str, server_round: int, replies: list[Reply], arrays: ArrayRecord | None
+    ) -> ArrayRecord | None:
+        """Make the personal global models, and let the matrix learn (equation 11)."""
+        if phase != "train":
+            return None
+        config, clients = cast(KTpFLWeightsConfig, self.config), [reply.node.key for reply in replies]
+        self._holders |= {reply.node.key: reply.node.node_id for reply in replies}
+        self.matrix.admit([*self._roster, *clients])
+        rows, models = self.matrix.positions(clients), [reply.arrays for reply in replies]
+        weights = of_participants(self.matrix.values, rows)
+        made = personal_models(weights, models)
+        self.models |= {client: self._possible(model) for client, model in zip(clients, made, strict=True)}
+        gradient = distance_gradient(
+            weights,
+            gram(models),
+            _shares(replies),
+            weight=config.distill_weight,
+            rho=config.rho,
+            scale=distance_scale(models[0], config.reduction),
+        )
+        weights = step(weights, gradient, config.coefficient_learning_rate, config.normalize)
+        self.matrix.values = with_participants(self.matrix.values, rows, weights)
+        return None
+
+    def state_arrays(self) -> dict[str, NDArray]:
+        """Return the matrix and the personal global models; nothing before the first answers."""
+        models = {
+            f"models/{client}/{name}": value
+            for client, model in self.models.items()
+            for name, value in zip(self._shape.names, model, strict=True)
+        }
+        return self.matrix.to_state() | models
+
+    def load_state_arrays(self, state: Mapping[str, NDArray]) -> None:
+        """Take the matrix and the models back."""
+        self.matrix = CoefficientMatrix.from_state(
+            {k: v for k, v in state.items() if not k.startswith("models/")}
+        )
+        found: dict[int, dict[str, NDArray]] = {}
+        for key, value in state.items():
+            if key.startswith("models/"):
+                _, client, name = key.split("/", 2)
+                found.setdefault(int(client), {})[name] = value
+        templates = {ArrayTemplate.of_ndarrays(model) for model in found.values()}
+        if len(templates) > 1:
+            raise ValueError("the personal global models of the state are not of one architecture")
+        self.models = {client: list(model.values()) for client, model in found.items()}
+        self._shape = templates.pop() if templates else ArrayTemplate()
+
+    def _expected(self, node: Node) -> ArrayTemplate:
+        """Return the architecture: that of the models there are, of ``initial_arrays``, or of most clients."""
+        if self.models or not self.template.names:
+            return self._shape if self._shape.names else self.common(lambda each: each.template, node)
+        return self.template
+
+    def _first(self, node: Node, arrays: ArrayRecord | None) -> ArrayRecord | None:
+        known = self.models.get(node.key)
+        return self._shape.record(known) if known is not None else arrays or None
+
+    def _possible(self, model: list[NDArray]) -> list[NDArray]:
+        """Keep variances at 0 or above, where rows that are not normalised hold negative coefficients."""
+        named = zip(self._shape.names, model, strict=True)
+        return [np.maximum(array, 0) if name.endswith(VARIANCE) else array for name, array in named]
+
+
+def _shares(replies: list[Reply]) -> Tensor:
+    return torch.from_numpy(shares([reply.num_examples for reply in replies]))
