@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from flwr.app import Context
 
-from .config import ConfigError
+from . import registry
+from .config import ConfigError, MethodConfig
 from .results import Comparison, RunResult, check_free, versions
 from .simulation import Experiment, check, round_result
 from .strategy import KDResult, KDStrategy
 
-__all__ = ["check", "comparison", "experiment", "output_folder"]
+__all__ = ["check", "comparison", "experiment", "hyperparameters", "output_folder"]
 
 
 def experiment(context: Context, clients: int | None = None) -> Experiment:
@@ -51,6 +53,43 @@ def experiment(context: Context, clients: int | None = None) -> Experiment:
         public=str(settings.get("public", "")) or None,
         public_limit=cast(int, settings.get("public-limit", Experiment.public_limit)),
     )
+
+
+def hyperparameters(method: registry.Method, settings: Mapping[str, Any]) -> MethodConfig:
+    """Return a method's hyper-parameters from a run config, whose other keys are ignored.
+
+    A run config lists a value for each, of all methods of an app: what a method fixes replaces the default there.
+
+    Parameters
+    ----------
+    method : Method
+        From the registry.
+    settings : mapping
+        The run config; a hyper-parameter that it does not have has its default.
+
+    Raises
+    ------
+    ConfigError
+        If a value is not allowed, or is neither the default nor what the method fixes.
+
+    Examples
+    --------
+    >>> method = registry.get("fedhyb-3")
+    >>> found = hyperparameters(method, {"self-weight": 0.1, "batch-size": 32, "dataset": "digits"}).to_wire()
+    >>> found["self-weight"], found["batch-size"]
+    (0.0, 32)
+    >>> hyperparameters(method, {"self-weight": 7.0})
+    Traceback (most recent call last):
+    flwr_kd.config.ConfigError: self-weight is fixed at 0.0 by fedhyb-3, got 7.0
+    """
+    defaults = method.config_class().to_wire()
+    fixed = {name.replace("_", "-"): value for name, value in method.fixed.items()}
+    for name, value in fixed.items():
+        given = settings.get(name, value)
+        # 1 is equal to True, but is no truth value.
+        if isinstance(given, bool) != isinstance(value, bool) or given not in (value, defaults[name]):
+            raise ConfigError(f"{name} is fixed at {value!r} by {method.name}, got {given!r}")
+    return method.config_class.from_wire({**settings, **fixed})
 
 
 def output_folder(context: Context) -> Path | None:

@@ -7,8 +7,9 @@ import re
 import shlex
 import struct
 import tomllib
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,14 +17,20 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import Context, RecordDict
+from flwr.client import Client
+from flwr.clientapp import ClientApp
 from flwr.common.config import parse_config_args
 
 from flwr_kd import registry, results
+from flwr_kd.app import hyperparameters
 from flwr_kd.config import ConfigError
 from flwr_kd.inline import InlineGrid
 from flwr_kd.simulation import Experiment, run
 from flwr_kd.strategies.fedhead import FedHEADConfig
 from flwr_kd.strategies.fedhyb import FedHybConfig
+from flwr_kd.strategies.fedmd import FedMDConfig
+from flwr_kd.strategies.ktpfl import KTpFLConfig
+from flwr_kd.strategy import HandshakeError
 
 APPS = Path(__file__).resolve().parents[2] / "apps"
 CLIENTS, ROUNDS, SEED = 3, 2, 5
@@ -40,6 +47,8 @@ class App:
     """Hyper-parameters that its ``pyproject.toml`` must have."""
     set: dict[str, Any]
     wrong: tuple[tuple[dict[str, Any], str], ...]
+    others: tuple[str, ...] = ()
+    """Methods with further hyper-parameters, which its ``pyproject.toml`` has, too."""
 
     @property
     def folder(self) -> Path:
@@ -58,6 +67,12 @@ class App:
     def defaults(self) -> dict[str, Any]:
         """The method's own hyper-parameters."""
         return registry.get(self.method).config_class().to_wire()
+
+    @property
+    def hyperparameters(self) -> frozenset[str]:
+        """The names of all methods' hyper-parameters."""
+        names = (self.method, *self.others)
+        return frozenset().union(*(registry.get(name).config_class().to_wire() for name in names))
 
     def context(self, **settings: Any) -> Context:
         changed = {name.replace("_", "-"): value for name, value in settings.items()}
@@ -138,7 +153,40 @@ FEDHYB = App(
         ({"method": "fedhyb-star", "model": "mlp,lenet"}, r"fedhyb-star needs one model for all clients"),
     ),
 )
-APPLICATIONS = (FEDHKD, FEDDKC, FEDHEAD, FEDHYB)
+KTPFL = App(
+    name="ktpfl",
+    method="ktpfl",
+    others=("fedmd",),
+    listed=frozenset(KTpFLConfig().to_wire()) | frozenset(FedMDConfig().to_wire()),
+    set={
+        "batch-size": 32,
+        "local-epochs": 2,
+        "learning-rate": 0.05,
+        "public-samples": 50,
+        "distill-epochs": 2,
+        "coefficient-learning-rate": 0.02,
+    },
+    wrong=(
+        ({"method": "ktpfl-weights"}, r"method must be one of ktpfl, sim-pfl, .*, got 'ktpfl-weights'"),
+        ({"public_data": "everywhere"}, r"public-data must be one of clients, server, got 'everywhere'"),
+        ({"public": "mnst"}, r"mnst.*mnist"),
+        ({"public": "sst2"}, r"'sst2' \(texts\) .* 'digits' \(images\)"),
+        ({"public_limit": 0}, r"public_limit must be a whole number from 1, got 0"),
+        ({"rho": 60.0}, r"coefficient-learning-rate times rho must be <= 0.5.* got 0.01 times 60"),
+        ({"coefficients": "cosine"}, r"coefficients is fixed at 'learned' by ktpfl, got 'cosine'"),
+        (
+            {"method": "topk-pfl", "coefficients": "cosine"},
+            r"coefficients is fixed at 'top-k' by topk-pfl, got 'cosine'",
+        ),
+        ({"model": "mlp,lenett"}, r"lenett.*lenet"),
+        ({"model": "mlp,bilstm"}, r"model bilstm does not fit digits"),
+        (
+            {"method": "fedmd", "warmup_epochs": 1, "public_data": "server"},
+            r"warmup-epochs must be 0 where public-data=server",
+        ),
+    ),
+)
+APPLICATIONS = (FEDHKD, FEDDKC, FEDHEAD, FEDHYB, KTPFL)
 every = pytest.mark.parametrize("app", APPLICATIONS, ids=lambda app: app.name)
 
 
@@ -212,9 +260,11 @@ def test_nothing_is_written_without_out(app: App, module: Module, monkeypatch: p
 
 @every
 def test_the_apps_defaults_are_the_methods(app: App) -> None:
-    listed = {name: value for name, value in app.settings.items() if name in app.defaults}
-    assert listed == {name: app.defaults[name] for name in listed}
-    assert app.listed <= set(listed)
+    for method in (app.method, *app.others):
+        defaults = registry.get(method).config_class().to_wire()
+        listed = {name: value for name, value in app.settings.items() if name in defaults}
+        assert listed == {name: defaults[name] for name in listed}
+    assert app.listed <= app.hyperparameters & set(app.settings)
     assert app.settings["model"] == registry.get(app.method).model
 
 
@@ -226,7 +276,7 @@ def test_the_readme_explains_every_setting(app: App) -> None:
     ]
     rows = re.findall(r"^\| (`.*?) \|", "\n".join(pages), flags=re.MULTILINE)
     explained = set(re.findall(r"`([^`]+)`", " ".join(rows)))
-    assert {name for name in app.settings if name not in app.defaults} <= explained
+    assert {name for name in app.settings if name not in app.hyperparameters} <= explained
 
 
 @every
@@ -361,9 +411,160 @@ def test_fedhybs_methods_give_the_numbers_of_the_simulation(
     same_rounds(found, expected)
 
 
-def test_fedhybs_fixed_value_may_be_given(module: Module) -> None:
-    server = module("fedhyb", "server_app")
-    for name in server.METHODS:
-        method = registry.get(name)
-        given = {**FEDHYB.defaults, **{key.replace("_", "-"): value for key, value in method.fixed.items()}}
-        assert server.hyperparameters(method, given) == method.config()
+@pytest.mark.parametrize("name", list(registry.methods()))
+def test_what_a_method_fixes_replaces_the_default_and_refuses_all_else(name: str) -> None:
+    method = registry.get(name)
+    kind, fixed = method.config_class, {key.replace("_", "-"): value for key, value in method.fixed.items()}
+    settings, expected = {**kind().to_wire(), "dataset": "digits"}, kind(**method.fixed)
+    for given in ({}, settings, {**settings, **fixed}):
+        assert hyperparameters(method, given) == expected
+    assert hyperparameters(method, {**settings, "batch-size": 7}) == replace(expected, batch_size=7)
+    with pytest.raises(ConfigError, match=r"batch-size must be >= 1, got 0"):
+        hyperparameters(method, {**settings, "batch-size": 0})
+    for key, value in fixed.items():
+        others: list[Any] = [f"{value}s", 7]
+        if not isinstance(value, str):
+            others += [int(value)] if isinstance(value, bool) else [value + 1, bool(value)]
+        if value == settings[key] and isinstance(value, bool):
+            others.append(not value)
+        for other in others:
+            message = f"{key} is fixed at {value!r} by {name}, got {other!r}"
+            with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
+                hyperparameters(method, {**settings, key: other})
+
+
+def test_ktpfls_app_has_all_methods_of_its_kind(module: Module) -> None:
+    registered = {name for name, found in registry.methods().items() if found.public_data == "clients"}
+    assert set(module("ktpfl", "server_app").METHODS) == registered
+    for name in ("ktpfl-weights", "pfeddf"):
+        assert registry.get(name)
+        assert f"`{name}`" in KTPFL.page
+
+
+def run_ktpfl(
+    module: Module, out: Path, app: ClientApp | None = None, grid: Any = None, **settings: Any
+) -> Any:
+    """Run the app in this process, with what is set in its run on a SuperLink; return its run."""
+    shared = {"num_server_rounds": ROUNDS, "min_nodes": CLIENTS, "seed": SEED, "out": str(out)}
+    context = KTPFL.context(**{**KTPFL.set, **shared, **settings})
+    nodes = InlineGrid(
+        app or module("ktpfl", "client_app").app, CLIENTS, run_config=context.run_config, **(grid or {})
+    )
+    module("ktpfl", "server_app").main(nodes, context)
+    (found,) = results.load(out).runs
+    return found
+
+
+@pytest.mark.parametrize("where", ["clients", "server"])
+@pytest.mark.parametrize("name", ["ktpfl", "sim-pfl", "topk-pfl", "fedmd"])
+def test_ktpfls_methods_give_the_numbers_of_the_simulation(
+    name: str, where: str, module: Module, tmp_path: Path
+) -> None:
+    """With different models. A value that the method fixes replaces the default that the app lists."""
+    special = {"top-k": 2, "warmup-epochs": 2 if name == "fedmd" and where == "clients" else 0}
+    hyper = {**KTPFL.set, **special, "public-data": where, "precision": "float16"}
+    found = run_ktpfl(module, tmp_path, **hyper, method=name, model="mlp,lenet", public_limit=80)
+    method = registry.get(name)
+    expected = run(
+        method,
+        Experiment(
+            clients=CLIENTS,
+            rounds=ROUNDS,
+            seed=SEED,
+            model="mlp,lenet",
+            public_limit=80,
+            backend="inline",
+            device="cpu",
+        ),
+        method.config(
+            f"{setting}={value}"
+            for setting, value in hyper.items()
+            if setting in method.config_class().to_wire()
+        ),
+    )
+    assert (found.method, found.hyperparameters) == (name, expected.hyperparameters)
+    assert method.fixed.items() <= {k.replace("-", "_"): v for k, v in found.hyperparameters.items()}.items()
+    same_rounds(found, expected)
+
+
+def test_ktpfls_clients_need_no_public_data_where_the_server_has_it(
+    module: Module, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    client = module("ktpfl", "client_app")
+    monkeypatch.setattr(client, "client_options", lambda method, run: 1 / 0)
+    found = run_ktpfl(module, tmp_path, public_data="server")
+    assert [stats.failures for stats in found.rounds] == [0] * ROUNDS
+    context = KTPFL.context()
+    context.node_config = {"partition-id": 0, "num-partitions": CLIENTS}
+    with pytest.raises(ZeroDivisionError):
+        client.client_fn(context)
+
+
+def test_ktpfls_client_with_other_public_data_is_refused(
+    module: Module, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    """As the page says, in these words: without it there are too few, or the run goes on with the others."""
+    client_fn = module("ktpfl", "client_app").client_fn
+
+    def other(context: Context) -> Client:
+        limit = 50 if context.node_config["partition-id"] == 2 else 80
+        own = {**context.run_config, "public-limit": limit}
+        changed = Context(context.run_id, context.node_id, context.node_config, context.state, run_config=own)
+        return client_fn(changed)  # type: ignore[no-any-return]
+
+    app = ClientApp(client_fn=other)
+    with pytest.raises(HandshakeError, match=r"2 clients fit, 3 are needed; refused: node \d+: its public"):
+        run_ktpfl(module, tmp_path, app, public_limit=80)
+    caplog.clear()
+    found = run_ktpfl(module, tmp_path, app, public_limit=80, min_nodes=2)
+    assert [set(stats.clients) for stats in found.rounds] == [{"0", "1"}] * ROUNDS
+    assert [stats.failures for stats in found.rounds] == [0] * ROUNDS
+    (refusal,) = {text for text in caplog.messages if "is refused" in text}
+    (shown,) = re.findall(r"^node \d+ is refused: .*$", KTPFL.page, flags=re.MULTILINE)
+    values = r"\b(\d+|[0-9a-f]{12})\b"
+    assert re.sub(values, "*", refusal) == re.sub(values, "*", shown)
+    assert " 50 samples with digest " in refusal
+
+
+@pytest.mark.parametrize(
+    ("before", "state_dir"),
+    [({3, 4}, False), ({4}, False), ({4}, True)],
+    ids=["inside", "between", "state-dir"],
+)
+def test_ktpfls_client_that_lost_its_state(
+    before: set[int], state_dir: bool, module: Module, tmp_path: Path
+) -> None:
+    """Each client has a handshake, and in each round one message to train and one to distil.
+
+    Inside a round the state is lost twice: as in a simulation, a message that fails leaves it as it was.
+    """
+    client_fn, seen = module("ktpfl", "client_app").client_fn, Counter[Any]()
+
+    def restarted(context: Context) -> Client:
+        index = context.node_config["partition-id"]
+        seen[index] += 1
+        if index == 1 and seen[index] in before:
+            context.state = RecordDict()
+        return client_fn(context)  # type: ignore[no-any-return]
+
+    config: dict[str, Any] = {}
+    if state_dir:
+        (line,) = re.findall(r"^flower-supernode .*$", KTPFL.page, flags=re.MULTILINE)
+        shown = parse_config_args([shlex.split(line)[-1]])
+        config = {
+            name: str(tmp_path / "state") for name in shown if not name.startswith(("partition", "num"))
+        }
+    undisturbed = run_ktpfl(module, tmp_path / "undisturbed")
+    grid = {"node_configs": [config] * CLIENTS}
+    found = run_ktpfl(module, tmp_path / "found", ClientApp(client_fn=restarted), grid)
+    assert seen[1] == 1 + 2 * ROUNDS
+    if state_dir:
+        same_rounds(found, undisturbed)
+        assert len(list((tmp_path / "state").iterdir())) == CLIENTS
+        return
+    first, second = found.rounds
+    assert first.failures == (3 in before)
+    assert set(first.clients) == ({"0", "2"} if 3 in before else {"0", "1", "2"})
+    # It begins anew: the loss is that of a model which has not learned yet.
+    assert (second.participants, second.failures) == (CLIENTS, 0)
+    assert second.train_loss > undisturbed.rounds[1].train_loss + 0.05

@@ -1,32 +1,17 @@
 """FedHyb's ServerApp: the variant's strategy, its proxy data, the global model's accuracy, the result as JSON."""
 
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
-
 import torch
 from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
 
 from flwr_kd import registry
-from flwr_kd.app import check, comparison, experiment, output_folder
+from flwr_kd.app import check, comparison, experiment, hyperparameters, output_folder
 from flwr_kd.config import ConfigError
 from flwr_kd.results import save
 from flwr_kd.simulation import bundle_of, evaluator, server_options
-from flwr_kd.strategies.fedhyb import FedHybConfig
 
 METHODS = ("fedhyb", "fedhyb-star", "fedhyb-1", "fedhyb-2", "fedhyb-3")
 app = ServerApp()
-
-
-def hyperparameters(method: registry.Method, settings: Mapping[str, Any]) -> FedHybConfig:
-    """Read them from the run config; what the variant fixes replaces a default, and refuses any other value."""
-    config, default = FedHybConfig.from_wire(settings), FedHybConfig()
-    for name, value in method.fixed.items():
-        given = getattr(config, name)
-        if given not in (value, getattr(default, name)):
-            raise ConfigError(f"{name.replace('_', '-')} is fixed at {value} by {method.name}, got {given}")
-    return replace(config, **method.fixed)
 
 
 @app.main()
