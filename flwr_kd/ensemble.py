@@ -1,6 +1,7 @@
 """Distilling an ensemble of models into one: the teachers' outputs, and the loop with early stopping.
 
 Used by leaders on their own data (FedHEAD) and by servers on public or synthetic data (FedDF, FedHEAD+, FedHyb).
+The teachers may be of several architectures: each group's outputs are made with its own model, then mixed.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from logging import INFO, WARNING
 from typing import Any, ClassVar, NamedTuple, cast
@@ -35,13 +37,18 @@ __all__ = [
     "AVERAGES",
     "Distilled",
     "DistillingStrategy",
+    "Group",
     "Matching",
     "ServerDistiller",
+    "Teachers",
     "check_samples",
     "distil_ensemble",
+    "distil_groups",
+    "distil_student",
     "ensemble_means",
     "ensemble_targets",
     "hold_out",
+    "mixed_means",
     "soft_labels",
 ]
 
@@ -158,7 +165,6 @@ def ensemble_targets(
     return means[0] if means else torch.zeros(0, 0), left_out
 
 
-@torch.no_grad()
 def ensemble_means(
     model: nn.Module,
     teachers: Sequence[Weights],
@@ -199,6 +205,91 @@ def ensemble_means(
     FloatingPointError
         If no teacher is left.
     """
+    targets, (left_out,) = mixed_means([Teachers(model, teachers, weights)], inputs, matching)
+    return targets, left_out
+
+
+class Teachers(NamedTuple):
+    """Teachers of one architecture: the model that holds one after the other, their arrays, their weights."""
+
+    model: nn.Module
+    arrays: Sequence[Weights]
+    weights: Sequence[float]
+
+
+def mixed_means(
+    groups: Sequence[Teachers], inputs: Callable[[], Iterable[Tensor]], matching: Matching
+) -> tuple[tuple[Tensor, ...], tuple[tuple[int, ...], ...]]:
+    r"""Return what a student is to match where the teachers are of several architectures.
+
+    The mean over all teachers is that of the groups' means, weighted by the sums of their teachers' weights:
+    :math:`\sum_g \frac{W_g}{W} \sum_{k \in g} \frac{p_k}{W_g} f_g(x; w_k)`. Who is left out counts in neither.
+
+    Source: FedDF (Lin et al., NeurIPS 2020), its algorithm for models of several kinds.
+
+    Parameters
+    ----------
+    groups : sequence of Teachers
+        At least one, with a teacher each. Weights as in :func:`ensemble_means`: all alike if those of all groups
+        are 0.
+    inputs : callable
+        Returns the batches ``[B, ...]`` that have the models' device, each time the same. Called once per group,
+        and again where a teacher is left out.
+    matching : Matching
+        What is taken from the teachers, and averaged; its outputs have the same shapes in all groups.
+
+    Returns
+    -------
+    targets : tuple of Tensor
+        ``[N, ...]`` each, float32, on the CPU; none without samples.
+    left_out : tuple of tuple of int
+        By group, positions of the teachers that had no part.
+
+    Raises
+    ------
+    ValueError
+        If there are no groups, one has no teachers or another number of weights, or a weight is negative.
+    FloatingPointError
+        If no teacher is left in any group.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> wide, narrow = nn.Linear(1, 2), nn.Linear(1, 2, bias=False)
+    >>> one = Teachers(wide, [{"weight": np.float32([[5], [-5]]), "bias": np.float32([0, 0])}], [1])
+    >>> other = Teachers(narrow, [{"weight": np.float32([[0], [0]])}] * 2, [2, 1])
+    >>> targets, _ = mixed_means([one, other], lambda: [torch.ones(1, 1)], soft_labels())
+    >>> [round(p, 3) for p in targets[0][0].tolist()]
+    [0.625, 0.375]
+    """
+    if not groups:
+        raise ValueError("a group of teachers at least expected, got none")
+    found: list[tuple[Tensor, ...]] = []
+    used: list[list[float]] = []
+    left_out = []
+    for group in groups:
+        means, bad = _means_of(group, inputs, matching)
+        left_out.append(bad)
+        if means is not None:
+            found.append(means)
+            used.append([weight for k, weight in enumerate(group.weights) if k not in bad])
+    if not found:
+        raise FloatingPointError("no teacher has finite outputs")
+    sums = [sum(weights) for weights in used]
+    total: tuple[Tensor, ...] | None = None
+    # One group's share is 1, which changes no bit of its means.
+    for p, means in zip(shares(sums if any(sums) else [len(each) for each in used]), found, strict=True):
+        total = _add(total, p, means)
+    targets = tuple(target.float() for target in matching.targets(cast(tuple[Tensor, ...], total)))
+    return targets, tuple(left_out)
+
+
+@torch.no_grad()
+def _means_of(
+    group: Teachers, inputs: Callable[[], Iterable[Tensor]], matching: Matching
+) -> tuple[tuple[Tensor, ...] | None, tuple[int, ...]]:
+    """Return one group's means, in float64, and the teachers without part; None if no teacher is left."""
+    model, teachers, weights = group
     if not teachers or len(teachers) != len(weights):
         raise ValueError(
             f"a weight per teacher and at least one expected, got {len(teachers)}, {len(weights)}"
@@ -220,17 +311,20 @@ def ensemble_means(
                 if not all(bool(torch.isfinite(part).all()) for part in found):
                     bad.add(k)
                     continue
-                scaled = tuple(p * part for part in matching.shared(found))
-                total = scaled if total is None else tuple(a + b for a, b in zip(total, scaled, strict=True))
+                total = _add(total, p, matching.shared(found))
             if bad:
                 break
             parts.append(cast(tuple[Tensor, ...], total))
         if not bad:
             means = tuple(torch.cat(column) for column in zip(*parts, strict=True))
-            targets = tuple(target.float() for target in matching.targets(means))
-            return targets, tuple(k for k in range(len(teachers)) if k not in left)
+            return means, tuple(k for k in range(len(teachers)) if k not in left)
         left = [k for k in left if k not in bad]
-    raise FloatingPointError("no teacher has finite outputs")
+    return None, tuple(range(len(teachers)))
+
+
+def _add(total: tuple[Tensor, ...] | None, share: float, found: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    scaled = tuple(share * part for part in found)
+    return scaled if total is None else tuple(a + b for a, b in zip(total, scaled, strict=True))
 
 
 def _blocks(batches: Iterable[Tensor]) -> Iterator[list[Tensor]]:
@@ -278,10 +372,7 @@ def distil_ensemble(
 ) -> Distilled:
     """Train a student on an ensemble's outputs; the model ends as the student, in eval mode.
 
-    The targets, :func:`ensemble_means`, are made once. After each epoch the loss is taken of the held-out
-    samples, too, in eval mode; it ends early after ``config.patience`` epochs in turn that did not lower it, the
-    student's own before the first epoch included. With nothing held out (no sample or a share that rounds to
-    none) all epochs are run, and the last weights kept.
+    The targets, :func:`ensemble_means`, are made once; then it is :func:`distil_student`.
 
     Parameters
     ----------
@@ -317,21 +408,100 @@ def distil_ensemble(
         more or fewer than it was given.
     """
     check_samples(samples, "samples")
-    size = max(config.batch_size, 256)
-
-    def inputs() -> Iterator[Tensor]:
-        return (x.to(device) for x, _ in samples.ordered(size))
-
     matching = soft_labels() if matching is None else matching
     of_teachers = weights if teacher_weights is None else teacher_weights
-    targets, left_out = ensemble_means(model, teachers, of_teachers, inputs, matching)
+    targets, left_out = ensemble_means(
+        model, teachers, of_teachers, _inputs(samples, config, device), matching
+    )
+    _check_all_came(targets, samples)
+    if student is None:
+        names = list(teachers[0])
+        models = [[teacher[name] for name in names] for teacher in teachers]
+        student = dict(zip(names, _mean_without(models, weights, left_out), strict=True))
+    done = distil_student(
+        model,
+        student,
+        targets,
+        samples,
+        config,
+        epochs=epochs,
+        learning_rate=learning_rate,
+        seed=seed,
+        device=device,
+        matching=matching,
+    )
+    return done._replace(left_out=left_out)
+
+
+def _inputs(
+    samples: Batches, config: DistillationConfig, device: torch.device
+) -> Callable[[], Iterator[Tensor]]:
+    return lambda: (x.to(device) for x, _ in samples.ordered(_size(config)))
+
+
+def _check_all_came(targets: tuple[Tensor, ...], samples: Batches) -> None:
     if len(targets[0]) != len(samples):
         raise DatasetError(f"collate_fn returned {len(targets[0])} samples of {len(samples)}")
-    if student is None:
-        used = [k for k in range(len(teachers)) if k not in left_out]
-        names = list(teachers[used[0]])
-        models = [[teachers[k][name] for name in names] for k in used]
-        student = dict(zip(names, weighted_mean(models, [weights[k] for k in used]), strict=True))
+
+
+def _size(config: DistillationConfig) -> int:
+    """Return how many samples pass at once where nothing is learnt."""
+    return max(config.batch_size, 256)
+
+
+def _mean_without(
+    models: Sequence[Sequence[NDArray]], weights: Sequence[float], left_out: Sequence[int]
+) -> list[NDArray]:
+    used = [k for k in range(len(models)) if k not in left_out]
+    return weighted_mean([models[k] for k in used], [weights[k] for k in used])
+
+
+def distil_student(
+    model: nn.Module,
+    student: Weights,
+    targets: tuple[Tensor, ...],
+    samples: Batches,
+    config: DistillationConfig,
+    *,
+    epochs: int,
+    learning_rate: float,
+    seed: int,
+    device: torch.device,
+    matching: Matching | None = None,
+) -> Distilled:
+    """Train a student on targets that are there; the model ends as the student, in eval mode.
+
+    After each epoch the loss is taken of the held-out samples, too, in eval mode; it ends early after
+    ``config.patience`` epochs in turn that did not lower it, the student's own before the first epoch included.
+    With nothing held out (no sample or a share that rounds to none) all epochs are run, and the last weights
+    kept.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Of the student's architecture; its outputs have the targets' shapes.
+    student : mapping
+        Named arrays to begin with.
+    targets : tuple of Tensor
+        ``[N, ...]`` each, on the CPU: row i is sample i's, in the order of ``samples``; see :func:`mixed_means`.
+    samples, config, epochs, learning_rate, seed, device, matching
+        See :func:`distil_ensemble`.
+
+    Raises
+    ------
+    ValueError
+        If the targets have another number of rows than there are samples.
+    FloatingPointError
+        If the loss or the student's weights are no longer finite.
+    DatasetError
+        If there are no samples, or they come from a loader with a sampler of its own.
+    """
+    check_samples(samples, "samples")
+    if any(len(target) != len(samples) for target in targets):
+        raise ValueError(
+            f"targets must have {len(samples)} rows, one per sample, got {[len(each) for each in targets]}"
+        )
+    matching, size = soft_labels() if matching is None else matching, _size(config)
     load_weights(model, student)
     rows, held_out = hold_out(len(samples), config.validation_share, torch_generator(seed, "hold-out"))
     order = torch_generator(seed, "order")
@@ -375,7 +545,7 @@ def distil_ensemble(
     if not all(bool(torch.isfinite(value).all()) for value in model.state_dict().values()):
         raise FloatingPointError("the student's weights are no longer finite: try a smaller learning-rate")
     model.eval()
-    return Distilled(done, mean, lowest, left_out)
+    return Distilled(done, mean, lowest)
 
 
 def check_samples(samples: Batches, what: str) -> None:
@@ -407,8 +577,8 @@ class ServerDistiller:
         ``"auto"``: CUDA, else MPS, else CPU.
     input_key : str, optional
         Key of the inputs in dict items, where it cannot be guessed.
-    what : str
-        What errors call the samples.
+    what, called : str
+        What errors call the samples, and the model.
 
     Raises
     ------
@@ -427,14 +597,32 @@ class ServerDistiller:
         device: str | torch.device = "auto",
         input_key: str | None = None,
         what: str = "public_data",
+        called: str = "model",
     ) -> None:
-        self.device, self.what = resolve_device(device), what
-        try:
-            self.model: nn.Module = as_feature_model(copy.deepcopy(model)).to(self.device)
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"model cannot be used: {error}") from None
+        self.device, self.what, self.called = resolve_device(device), what, called
+        self.model = self._copy_of(model)
         self.use(public_data, input_key=input_key)
         self.num_classes = self._try()
+
+    def beside(self, model: nn.Module | tuple[nn.Module, nn.Module], called: str) -> ServerDistiller:
+        """Return one for a model of another architecture, with the same samples.
+
+        Raises
+        ------
+        ConfigError
+            If the model does not take them.
+        """
+        other = copy.copy(self)
+        other.called = called
+        other.model = other._copy_of(model)
+        other.num_classes = other._try()
+        return other
+
+    def _copy_of(self, model: nn.Module | tuple[nn.Module, nn.Module]) -> nn.Module:
+        try:
+            return as_feature_model(copy.deepcopy(model)).to(self.device)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"{self.called} cannot be used: {error}") from None
 
     def use(self, public_data: Dataset[Any] | DataLoader[Any], *, input_key: str | None = None) -> None:
         """Take other samples from now on, for a method that makes its own; the arguments are the class's."""
@@ -461,11 +649,11 @@ class ServerDistiller:
             logits = self.model.eval()(x)
         except Exception as error:  # whatever a user's module raises on a shape that it does not take
             raise ConfigError(
-                f"model does not take {self.what} of shape {list(x.shape[1:])}: {first_line(error)}"
+                f"{self.called} does not take {self.what} of shape {list(x.shape[1:])}: {first_line(error)}"
             ) from None
         if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != 1:
             got = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-            raise ConfigError(f"model must return logits [B, C], got {got} of one sample")
+            raise ConfigError(f"{self.called} must return logits [B, C], got {got} of one sample")
         return int(logits.shape[1])
 
     def check(self, template: ArrayTemplate) -> None:
@@ -501,42 +689,152 @@ class ServerDistiller:
         part in either, and is named in a warning by ``names``. Where distillation leads beyond all numbers the mean
         of all comes back, with a warning: what clients sent may be the cause.
         """
+        (found,) = distil_groups(
+            [Group(self, template, teachers, weights, names, teacher_weights)],
+            config,
+            epochs=epochs,
+            server_round=server_round,
+            seed=seed,
+            matching=matching,
+            learning_rate=learning_rate,
+        )
+        # Of a single group without a usable teacher the mean comes back.
+        return cast(list[NDArray], found)
 
-        def named(arrays: Sequence[NDArray]) -> dict[str, NDArray]:
-            return dict(zip(template.names, arrays, strict=True))
 
+class Group(NamedTuple):
+    """Models of one architecture that a server has, for :func:`distil_groups`.
+
+    Attributes
+    ----------
+    distiller : ServerDistiller
+        Of this architecture.
+    template : ArrayTemplate
+        Names of the arrays, in the models' order.
+    models : sequence of sequence of ndarray
+        At least one.
+    weights : sequence of float
+        Of the models' mean, at least 0; all alike if all are 0.
+    names : sequence of str
+        What warnings call the models.
+    teacher_weights : sequence of float, optional
+        Of the ensemble, where they are not the weights of the mean.
+    """
+
+    distiller: ServerDistiller
+    template: ArrayTemplate
+    models: Sequence[Sequence[NDArray]]
+    weights: Sequence[float]
+    names: Sequence[str]
+    teacher_weights: Sequence[float] | None = None
+
+    def teachers(self) -> Teachers:
+        """Return the models as teachers, their arrays named."""
+        arrays = [dict(zip(self.template.names, model, strict=True)) for model in self.models]
+        weights = self.weights if self.teacher_weights is None else self.teacher_weights
+        return Teachers(self.distiller.model, arrays, weights)
+
+
+def distil_groups(
+    groups: Sequence[Group],
+    config: DistillationConfig,
+    *,
+    epochs: int,
+    server_round: int,
+    seed: int,
+    matching: Matching | None = None,
+    learning_rate: float | None = None,
+) -> list[list[NDArray] | None]:
+    """Distil the ensemble of all groups' models into each group's weighted mean.
+
+    Source: FedDF (Lin et al., NeurIPS 2020), its algorithm for models of several kinds. The targets are made once,
+    and the same samples are held out in all groups.
+
+    Parameters
+    ----------
+    groups : sequence of Group
+        At least one. Their distillers have the same samples and device.
+    config : DistillationConfig
+        See :func:`distil_student`.
+    epochs : int
+        At most so many, for each group.
+    server_round : int
+        From 1; decides the learning rate where none is given.
+    seed : int
+        See :func:`distil_student`.
+    matching : Matching, optional
+        What the students learn; the ensemble's probabilities, by cross-entropy, if None.
+    learning_rate : float, optional
+        The config's in this round if None.
+
+    Returns
+    -------
+    list of (list of ndarray or None)
+        By group, the new model in the template's order and dtypes. A model with outputs that are not finite has no
+        part in the ensemble nor in its group's mean, and a warning names it. Where a distillation leads beyond all
+        numbers the mean of all the group's models comes back, with a warning; so it does in each group where no
+        model at all is usable. None for a group without a usable model where others have one.
+    """
+    matching = soft_labels() if matching is None else matching
+    rate = config.learning_rate_at(server_round) if learning_rate is None else learning_rate
+    first = groups[0].distiller
+    inputs = _inputs(first.samples, config, first.device)
+    found: list[list[NDArray] | None] = []
+    with ExitStack() as stack:
+        for group in groups:
+            stack.enter_context(forked_global_rng(seed, group.distiller.model, group.distiller.device))
         try:
-            with forked_global_rng(seed, self.model, self.device):
-                done = distil_ensemble(
-                    self.model,
-                    None,
-                    [named(teacher) for teacher in teachers],
-                    weights,
-                    self.samples,
-                    config,
-                    epochs=epochs,
-                    learning_rate=config.learning_rate_at(server_round)
-                    if learning_rate is None
-                    else learning_rate,
-                    seed=seed,
-                    device=self.device,
-                    matching=matching,
-                    teacher_weights=teacher_weights,
-                )
+            targets, left_out = mixed_means([group.teachers() for group in groups], inputs, matching)
         except FloatingPointError as error:
             log(WARNING, "round %d: the server's distillation is left out: %s", server_round, error)
-            return weighted_mean(teachers, weights)
-        for k in done.left_out:
-            log(
-                WARNING,
-                "round %d: the model of %s has outputs that are not finite, and is left out",
-                server_round,
-                names[k],
-            )
-        validation = "none" if done.validation_loss is None else f"{done.validation_loss:.4f}"
-        log(INFO, "distilled in %d epochs, loss %.4f, validation %s", done.epochs, done.loss, validation)
-        found = get_weights(self.model)
-        return template.check([found[name] for name in template.names])
+            return [weighted_mean(group.models, group.weights) for group in groups]
+        _check_all_came(targets, first.samples)
+        distilled = 0
+        for group, bad in zip(groups, left_out, strict=True):
+            if len(bad) == len(group.models):
+                found.append(None)
+                continue
+            model, names = group.distiller.model, group.template.names
+            student = _mean_without(group.models, group.weights, bad)
+            try:
+                done = distil_student(
+                    model,
+                    dict(zip(names, student, strict=True)),
+                    targets,
+                    first.samples,
+                    config,
+                    epochs=epochs,
+                    learning_rate=rate,
+                    seed=seed,
+                    device=first.device,
+                    matching=matching,
+                )
+            except FloatingPointError as error:
+                which = f" of {group.distiller.called}" if len(groups) > 1 else ""
+                log(
+                    WARNING,
+                    "round %d: the server's distillation%s is left out: %s",
+                    server_round,
+                    which,
+                    error,
+                )
+                found.append(weighted_mean(group.models, group.weights))
+                continue
+            distilled += 1
+            validation = "none" if done.validation_loss is None else f"{done.validation_loss:.4f}"
+            log(INFO, "distilled in %d epochs, loss %.4f, validation %s", done.epochs, done.loss, validation)
+            weights = get_weights(model)
+            found.append(group.template.check([weights[name] for name in names]))
+    if distilled:
+        for group, bad in zip(groups, left_out, strict=True):
+            for k in bad:
+                log(
+                    WARNING,
+                    "round %d: the model of %s has outputs that are not finite, and is left out",
+                    server_round,
+                    group.names[k],
+                )
+    return found
 
 
 class DistillingStrategy(KDStrategy):

@@ -29,7 +29,18 @@ from flwr_kd import ensemble
 from flwr_kd.aggregation import weighted_mean
 from flwr_kd.batches import Batches, DatasetError
 from flwr_kd.config import ConfigError, DistillationConfig
-from flwr_kd.ensemble import Distilled, ServerDistiller, distil_ensemble, ensemble_targets, hold_out
+from flwr_kd.ensemble import (
+    Distilled,
+    Group,
+    ServerDistiller,
+    Teachers,
+    distil_ensemble,
+    distil_groups,
+    distil_student,
+    ensemble_targets,
+    hold_out,
+    mixed_means,
+)
 from flwr_kd.weights import get_weights
 from flwr_kd.wire import ArrayTemplate
 
@@ -334,6 +345,128 @@ class TestTargets:
             ensemble_targets(net(), teachers, weights, split(inputs(2), 2), average=average)
 
 
+# ---------------------------------------------------------------------- teachers of several architectures
+
+
+def mixed_logits(x: Tensor, linear: list[Linear], noisy: list[Arrays]) -> list[np.ndarray]:
+    return [oracle.logits(x.double().numpy(), m) for m in linear] + [noisy_logits(x, w) for w in noisy]
+
+
+class TestMixedTargets:
+    """Two groups, of linear models and of models with running statistics, against one ensemble of all."""
+
+    def groups(self, weights: list[list[float]]) -> tuple[list[Linear], list[Arrays], list[Teachers]]:
+        linear = [draw(k) for k in range(len(weights[0]))]
+        other = [noisy_weights(k) for k in range(len(weights[1]))]
+        return (
+            linear,
+            other,
+            [
+                Teachers(net(), [named(m) for m in linear], weights[0]),
+                Teachers(noisy(), other, weights[1]),
+            ],
+        )
+
+    @pytest.mark.parametrize("average", ensemble.AVERAGES)
+    @pytest.mark.parametrize(
+        "weights",
+        [
+            [[1], [1]],
+            [[1, 4, 2], [30, 5]],
+            [[0.5, 0.25], [1e-3]],
+            [[0, 0], [3, 1]],
+            [[2, 0, 1], [0]],
+            # Nobody has a sample: all are alike, and not the groups.
+            [[0, 0, 0], [0]],
+        ],
+    )
+    def test_equal_the_oracles(self, average: str, weights: list[list[float]]) -> None:
+        x = inputs(11)
+        linear, other, groups = self.groups(weights)
+        (targets,), left_out = mixed_means(groups, split(x, 4), ensemble.soft_labels(average))
+        flat = [w for group in weights for w in group]
+        expected = oracle.AVERAGES[average](
+            mixed_logits(x, linear, other), flat if any(flat) else [1] * len(flat)
+        )
+        np.testing.assert_allclose(targets.numpy(), expected, rtol=0, atol=1e-5)
+        assert (targets.dtype, targets.device) == (torch.float32, CPU)
+        assert left_out == ((), ())
+
+    @pytest.mark.parametrize("average", ensemble.AVERAGES)
+    @pytest.mark.parametrize(
+        ("bad", "kept"),
+        [
+            ([(1,), ()], [[1, 0, 2], [30, 5]]),
+            ([(0, 2), (1,)], [[0, 4, 0], [30, 0]]),
+            ([(0, 1, 2), ()], [[0, 0, 0], [30, 5]]),
+            ([(), (0, 1)], [[1, 4, 2], [0, 0]]),
+        ],
+    )
+    def test_who_is_left_out_counts_in_no_sum(
+        self, bad: list[tuple[int, ...]], kept: list[list[float]], average: str
+    ) -> None:
+        x = inputs(11)
+        linear, _, groups = self.groups([[1, 4, 2], [30, 5]])
+        for group, which, bias in zip(groups, bad, ("1.bias", "5.bias"), strict=True):
+            for k in which:
+                arrays = dict(group.arrays[k])
+                arrays[bias] = np.full_like(arrays[bias], np.inf)
+                group.arrays[k] = arrays  # type: ignore[index]
+        (targets,), left_out = mixed_means(groups, split(x, 4), ensemble.soft_labels(average))
+        assert left_out == tuple(bad)
+        whole = mixed_logits(x, linear, [noisy_weights(k) for k in range(2)])
+        flat = [w for group in kept for w in group]
+        expected = oracle.AVERAGES[average](whole, flat)
+        np.testing.assert_allclose(targets.numpy(), expected, rtol=0, atol=1e-5)
+
+    def test_nobody_is_left(self) -> None:
+        _, _, groups = self.groups([[1, 1], [1]])
+        for group, bias in zip(groups, ("1.bias", "5.bias"), strict=True):
+            for arrays in group.arrays:
+                arrays[bias][0] = np.nan
+        with pytest.raises(FloatingPointError, match="no teacher has finite outputs"):
+            mixed_means(groups, split(inputs(3), 2), ensemble.soft_labels())
+
+    @pytest.mark.parametrize("average", ensemble.AVERAGES)
+    def test_one_group_is_the_plain_ensemble(self, average: str) -> None:
+        teachers, weights = [noisy_weights(k) for k in range(4)], [3, 0, 7, 1.5]
+        plain, _ = ensemble_targets(noisy(), teachers, weights, split(inputs(30), 7), average=average)
+        groups = [Teachers(noisy(), teachers, weights)]
+        (mixed,), _ = mixed_means(groups, split(inputs(30), 7), ensemble.soft_labels(average))
+        assert torch.equal(plain, mixed)
+
+    def test_nothing_moves(self) -> None:
+        _, other, groups = self.groups([[1], [2, 1]])
+        before = [{name: value.copy() for name, value in weights.items()} for weights in other]
+        state = torch.get_rng_state()
+        (targets,), _ = mixed_means(groups, split(inputs(9), 4), ensemble.soft_labels("logits"))
+        assert torch.equal(torch.get_rng_state(), state)
+        assert not targets.requires_grad
+        for weights, kept in zip(other, before, strict=True):
+            assert all(np.array_equal(weights[name], kept[name]) for name in kept)
+        for name, value in get_weights(groups[1].model).items():
+            np.testing.assert_array_equal(value, other[-1][name], err_msg=name)
+
+    @pytest.mark.parametrize(
+        ("groups", "text"),
+        [
+            ([], "a group of teachers at least expected, got none"),
+            (
+                [Teachers(net(), [named(draw(0))], [1]), Teachers(net(), [], [])],
+                "at least one expected, got 0, 0",
+            ),
+            ([Teachers(net(), [named(draw(0))], [1, 2])], "got 1, 2"),
+            (
+                [Teachers(net(), [named(draw(0))], [1]), Teachers(net(), [named(draw(0))], [-1])],
+                r"weights must be finite, at least 0 .*\[-1\]",
+            ),
+        ],
+    )
+    def test_refused(self, groups: list[Teachers], text: str) -> None:
+        with pytest.raises(ValueError, match=text):
+            mixed_means(groups, split(inputs(2), 2), ensemble.soft_labels())
+
+
 # ---------------------------------------------------------------------- what is held out
 
 
@@ -585,6 +718,57 @@ class TestDistillation:
             )
         with pytest.raises(FloatingPointError, match="no teacher"):
             distil(net(), named(draw(9)), [student], TensorDataset(10 * inputs(5)))
+
+
+class TestGivenTargets:
+    def student(
+        self, model: nn.Module, targets: tuple[Tensor, ...], samples: Any, **changes: Any
+    ) -> Distilled:
+        options: dict[str, Any] = {"epochs": 7, "learning_rate": 0.5, "seed": 0, "device": CPU}
+        return distil_student(
+            model, named(draw(9)), targets, unlabelled(samples), configured(**changes), **options
+        )
+
+    def test_equals_the_oracle(self) -> None:
+        model, x = net(), inputs(13)
+        targets = torch.softmax(inputs(13, seed=4, features=CLASSES), dim=1)
+        done = self.student(model, (targets,), TensorDataset(x))
+        rows = x.double().numpy()
+        close(found(model), oracle.descend(draw(9), rows, targets.double().numpy(), 0.5, 7))
+        assert (done.epochs, done.validation_loss, done.left_out) == (7, None, ())
+        assert not model.training
+
+    def test_another_matching(self) -> None:
+        """A student of a squared distance from the logits: its gradient is 2 (z - t)ᵀ x / (n C)."""
+        model, x, targets = net(), inputs(13), inputs(13, seed=4, features=CLASSES)
+        matching = ensemble.Matching(
+            outputs=lambda model, x: (model(x),),
+            loss=lambda targets, outputs: (outputs[0] - targets[0]).square().mean(),
+        )
+        distil_student(
+            model,
+            named(draw(9)),
+            (targets,),
+            unlabelled(TensorDataset(x)),
+            configured(),
+            epochs=1,
+            learning_rate=0.5,
+            seed=0,
+            device=CPU,
+            matching=matching,
+        )
+        start, rows = draw(9), x.double().numpy()
+        residual = 2 * (oracle.logits(rows, start) - targets.double().numpy()) / (13 * CLASSES)
+        expected = oracle.linear(start.W - 0.5 * residual.T @ rows, start.b - 0.5 * residual.sum(axis=0))
+        close(found(model), expected)
+
+    def test_refused(self) -> None:
+        targets = torch.full((4, CLASSES), 1 / CLASSES)
+        text = r"targets must have 5 rows, one per sample, got \[4\]"
+        with pytest.raises(ValueError, match=text):
+            self.student(net(), (targets,), TensorDataset(inputs(5)))
+        with pytest.raises(DatasetError, match="samples is empty"):
+            self.student(net(), (targets[:0],), TensorDataset(inputs(0)))
 
 
 class TestEarlyStopping:
@@ -970,6 +1154,114 @@ class TestServer:
         )
         assert all(np.array_equal(a, b) for a, b in zip(arrays, kept, strict=True))
         assert any("the server's distillation is left out" in line for line in flower_log)
+
+    def test_the_mean_of_all_comes_back_where_a_teacher_is_bad_and_the_student_explodes(
+        self, flower_log: list[str]
+    ) -> None:
+        """Nobody is said to be left out of what was not done."""
+        distiller = ServerDistiller(net(), TensorDataset(1e3 * inputs(9).abs()), device="cpu")
+        models = [listed(draw(k)) for k in range(3)]
+        models[1][0][:] = np.float32(3e38)
+        kept = weighted_mean(models, [1, 2, 1])
+        arrays = distiller.distil(
+            template(),
+            models,
+            [1, 2, 1],
+            ["a", "b", "c"],
+            configured(learning_rate=1e38),
+            epochs=3,
+            server_round=1,
+            seed=0,
+        )
+        assert all(np.array_equal(a, b) for a, b in zip(arrays, kept, strict=True))
+        assert len(flower_log) == 1
+        assert "round 1: the server's distillation is left out: " in flower_log[0]
+
+    def groups(self, x: Tensor, *, broken: bool = False) -> list[Group]:
+        """Return linear models of weights 1 and 2, and models with running statistics of weights 5 and 1."""
+        first = ServerDistiller(net(), TensorDataset(x), device="cpu", called="models[0]")
+        second = first.beside(noisy(), "models[1]")
+        other = [noisy_weights(k) for k in range(2)]
+        if broken:
+            for weights in other:
+                weights["5.bias"][0] = np.float32(3e38)
+                weights["5.weight"][:] = np.float32(3e38)
+        return [
+            Group(first, template(), [listed(draw(k)) for k in range(2)], [1, 2], ["a", "b"]),
+            Group(
+                second,
+                ArrayTemplate.of_ndarrays(other[0]),
+                [list(weights.values()) for weights in other],
+                [5, 1],
+                ["c", "d"],
+            ),
+        ]
+
+    @pytest.mark.parametrize("average", ensemble.AVERAGES)
+    def test_groups_equal_the_oracle(self, average: str) -> None:
+        x = inputs(14)
+        config = configured(lr_decay=0.5, lr_decay_every=2, learning_rate=0.5)
+        matching = ensemble.soft_labels(average)
+        options: dict[str, Any] = {"epochs": 6, "server_round": 3, "seed": 0, "matching": matching}
+        linear, other = distil_groups(self.groups(x), config, **options)
+        assert linear is not None
+        assert other is not None
+        outputs = mixed_logits(x, [draw(k) for k in range(2)], [noisy_weights(k) for k in range(2)])
+        targets = oracle.AVERAGES[average](outputs, [1, 2, 5, 1])
+        student = oracle.mean([draw(k) for k in range(2)], [1, 2])
+        expected = oracle.descend(student, x.double().numpy(), targets, 0.25, 6)
+        close(oracle.linear(*linear), expected, atol=1e-5)
+        names = list(noisy_weights(0))
+        # five and six, and six batches
+        assert int(other[names.index("2.num_batches_tracked")]) == 5 + 6
+        start = weighted_mean([list(noisy_weights(k).values()) for k in range(2)], [5, 1])
+        assert np.abs(other[names.index("5.weight")] - start[names.index("5.weight")]).max() > 1e-4
+
+    def test_a_group_without_usable_models(self, flower_log: list[str]) -> None:
+        x = 1 + inputs(14).abs()
+        options: dict[str, Any] = {"epochs": 6, "server_round": 2, "seed": 0}
+        linear, other = distil_groups(self.groups(x, broken=True), configured(learning_rate=0.1), **options)
+        assert other is None
+        assert linear is not None
+        rows, models = x.double().numpy(), [draw(k) for k in range(2)]
+        targets = oracle.ensemble(rows, models, [1, 2], "probabilities")
+        close(oracle.linear(*linear), oracle.descend(oracle.mean(models, [1, 2]), rows, targets, 0.1, 6))
+        assert flower_log == [
+            f"round 2: the model of {name} has outputs that are not finite, and is left out" for name in "cd"
+        ]
+
+    def test_no_group_with_usable_models(self, flower_log: list[str]) -> None:
+        groups = self.groups(1 + inputs(9).abs(), broken=True)
+        for model in groups[0].models:
+            model[0][:] = np.float32(3e38)
+        results = distil_groups(groups, configured(), epochs=2, server_round=4, seed=0)
+        for group, arrays in zip(groups, results, strict=True):
+            expected = weighted_mean(group.models, group.weights)
+            assert arrays is not None
+            assert all(np.array_equal(a, b) for a, b in zip(arrays, expected, strict=True))
+        assert flower_log == ["round 4: the server's distillation is left out: no teacher has finite outputs"]
+
+    def test_beside_has_the_same_samples_and_a_model_of_its_own(self) -> None:
+        reads: list[int] = []
+
+        class Counted(Items):
+            def __getitem__(self, index: int) -> Any:
+                reads.append(index)
+                return super().__getitem__(index)
+
+        user = noisy()
+        first = ServerDistiller(net(), Counted(list(inputs(9))), device="cpu")
+        reads.clear()
+        second = first.beside(user, "the second")
+        assert reads == [0]  # to try the model
+        assert second.samples is first.samples
+        assert second.model is not user
+        assert [second.num_classes, first.called, second.called] == [CLASSES, "model", "the second"]
+        assert get_weights(first.model).keys() == named(draw(0)).keys()
+        with pytest.raises(ConfigError, match=r"another does not take public_data of shape \[6\]: mat1"):
+            first.beside(net(features=5), "another")
+        with pytest.raises(ConfigError, match="another cannot be used: Identity ends in"):
+            first.beside(nn.Identity(), "another")
 
     def test_another_architecture_is_refused(self) -> None:
         distiller = ServerDistiller(net(), TensorDataset(inputs(3)), device="cpu")

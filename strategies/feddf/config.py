@@ -1,4 +1,4 @@
-"""FedDF's hyper-parameters."""
+"""FedDF's hyper-parameters, and pFedDF's."""
 
 from dataclasses import dataclass
 
@@ -14,3 +14,10 @@ class FedDFConfig(DistillationConfig):
     average: str = hyper(
         "logits", "what is averaged over the teachers: logits, or their softmax", choices=AVERAGES
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PFedDFConfig(FedDFConfig):
+    """FedDF's values, and how long each client fine-tunes; KT-pFL's paper says "several epochs"."""
+
+    finetune_epochs: int = hyper(20, "passes over the client's training data after the last round", ge=0)

@@ -1,15 +1,27 @@
-"""FedDF's server half: the mean of the models, then distillation of all of them into it."""
+"""FedDF's server half: the mean of the models, then distillation of all of them into it; pFedDF's: in groups."""
 
 from __future__ import annotations
 
-from typing import cast
+from collections.abc import Iterable, Mapping, Sequence
+from logging import WARNING
+from typing import Any, cast
 
+import torch
 from flwr.app import ArrayRecord
+from flwr.common.logger import log
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
 
-from flwr_kd.ensemble import DistillingStrategy, soft_labels
-from flwr_kd.strategy import Node, Reply
+from flwr_kd.config import ConfigError
+from flwr_kd.ensemble import DistillingStrategy, Group, ServerDistiller, distil_groups, soft_labels
+from flwr_kd.seeding import derive_seed
+from flwr_kd.strategy import KDStrategy, NDArray, Node, Outgoing, Reply
+from flwr_kd.weights import get_weights
+from flwr_kd.wire import ArrayTemplate
 
-from .config import FedDFConfig
+from .config import FedDFConfig, PFedDFConfig
+
+_STATE = "prototypes"
 
 
 class FedDF(DistillingStrategy):
@@ -58,3 +70,231 @@ class FedDF(DistillingStrategy):
             matching=soft_labels(config.average),
         )
         return self.template.record(distilled)
+
+
+class PFedDF(KDStrategy):
+    """pFedDF (KT-pFL's paper, section 5.1): FedDF with groups of unlike models, then fine-tuning at each client.
+
+    There is a prototype per architecture, and no global model: ``initial_arrays`` may be empty and is not sent. A
+    round is FedDF's (Lin et al., NeurIPS 2020, its algorithm for models of several kinds): each client trains its
+    group's prototype; the mean of a group's models is the student, the ensemble of the models of all groups the
+    teacher. After the last round all clients that are there fine-tune their group's prototype, whether they took
+    part in it or not, and keep the result; nothing of it is sent but numbers.
+
+    A group whose clients sent nothing, or no model with finite outputs, keeps its prototype. Nothing is fine-tuned
+    where no round had an answer.
+
+    Parameters
+    ----------
+    config : PFedDFConfig, optional
+        The hyper-parameters.
+    models : sequence of (nn.Module or (extractor, head))
+        One per architecture, at least one; logits ``[B, C]``, with the same C. The prototypes start from their
+        weights. Models whose arrays have the same names and shapes are one group, and the first of them counts.
+    public_data : Dataset or DataLoader
+        Map-style, of inputs as the clients' are, of pairs or of dicts; labels are not looked at.
+    device : str or torch.device
+        Where the server distils; ``"auto"``: CUDA, else MPS, else CPU.
+    input_key : str, optional
+        Key of the inputs in dict items, where it cannot be guessed.
+    **options
+        See :class:`flwr_kd.strategy.KDStrategy`.
+
+    Attributes
+    ----------
+    prototypes : list of dict
+        By group, in the order of ``models``, the prototype's arrays by name.
+
+    Raises
+    ------
+    ConfigError, DatasetError
+        If an option or a hyper-parameter is not allowed, or the public data is not what a model takes.
+    """
+
+    config_class = PFedDFConfig
+    phases = ("train", "finetune")
+    reply_metrics = frozenset({"finetune-loss"})
+    sends_weights = False
+
+    def __init__(
+        self,
+        config: PFedDFConfig | None = None,
+        *,
+        models: Sequence[nn.Module | tuple[nn.Module, nn.Module]],
+        public_data: Dataset[Any] | DataLoader[Any],
+        device: str | torch.device = "auto",
+        input_key: str | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(config, **options)
+        if not isinstance(models, Sequence) or not models:
+            found = "none" if isinstance(models, Sequence) else type(models).__name__
+            raise ConfigError(f"models must be a list with a model per architecture, got {found}")
+        self.distillers: list[ServerDistiller] = []
+        self.templates: list[ArrayTemplate] = []
+        self._given: list[dict[str, NDArray]] = []
+        for number, model in enumerate(models):
+            called = f"models[{number}]"
+            if number:
+                distiller = self.distillers[0].beside(model, called)
+            else:
+                distiller = ServerDistiller(
+                    model, public_data, device=device, input_key=input_key, called=called
+                )
+            self._add_group(distiller)
+        self.num_classes = self.distillers[0].num_classes
+        self.prototypes: list[dict[str, NDArray]] = []
+        self._asked: set[int] = set()
+        self._trained = False
+        self.load_state_arrays({})
+
+    def _add_group(self, distiller: ServerDistiller) -> None:
+        """Make a model's group, unless it is one of those that are there."""
+        called = distiller.called
+        try:
+            weights = get_weights(distiller.model)
+        except (TypeError, RuntimeError) as error:  # types that numpy has not, such as bfloat16
+            raise ConfigError(f"{called} must have weights of numpy's types: {error}") from None
+        template = ArrayTemplate.of_ndarrays(weights)
+        if not template.names:
+            raise ConfigError(f"{called} has no weights")
+        first = self.distillers[0] if self.distillers else distiller
+        if distiller.num_classes != first.num_classes:
+            raise ConfigError(
+                f"models must have one number of classes, got {first.num_classes} ({first.called}) and "
+                f"{distiller.num_classes} ({called})"
+            )
+        if self._group_of(template) is None:
+            self.distillers.append(distiller)
+            self.templates.append(template)
+            self._given.append(weights)
+
+    def _group_of(self, template: ArrayTemplate) -> int | None:
+        """Return the group whose arrays have these names and shapes; None if there is none."""
+        matches = (g for g, mine in enumerate(self.templates) if mine.difference(template) is None)
+        return next(matches, None)
+
+    def _group(self, node: Node) -> int:
+        return cast(int, self._group_of(node.template))
+
+    # ------------------------------------------------------------------ clients
+
+    def accept_node(self, node: Node) -> str | None:
+        """Refuse a client with another number of classes, or with a model that is none of the prototypes'."""
+        if node.num_classes != self.num_classes:
+            return f"{node.num_classes} classes, expected {self.num_classes}"
+        if self._group_of(node.template) is not None:
+            return None
+        nearest = min(range(len(self.templates)), key=lambda g: _distance(self.templates[g], node.template))
+        difference = self.templates[nearest].difference(node.template)
+        return f"its model is none of models, the nearest is {self.distillers[nearest].called}: {difference}"
+
+    def template_of(self, node: Node) -> ArrayTemplate:
+        """Return the client's group's arrays."""
+        return self.templates[self._group(node)]
+
+    def select(self, phase: str, server_round: int, nodes: list[Node], answered: list[Node]) -> list[Node]:
+        """Draw clients for training; all that are there fine-tune, after the last round only."""
+        if phase == "finetune":
+            return nodes if server_round == self.num_rounds and self._trained else []
+        return super().select(phase, server_round, nodes, answered)
+
+    def configure_phase(
+        self, phase: str, server_round: int, nodes: list[Node], arrays: ArrayRecord | None
+    ) -> Iterable[Outgoing]:
+        """Send each client its group's prototype."""
+        self._asked = {self._group(node) for node in nodes}
+        records = {g: self.templates[g].record(list(self.prototypes[g].values())) for g in self._asked}
+        return [Outgoing(node, records[self._group(node)]) for node in nodes]
+
+    # ------------------------------------------------------------------ prototypes
+
+    def aggregate_phase(
+        self, phase: str, server_round: int, replies: list[Reply], arrays: ArrayRecord | None
+    ) -> ArrayRecord | None:
+        """Average each group's models, weighted by sample counts, and distil the ensemble of all into each mean."""
+        if phase == "train":
+            config = cast(PFedDFConfig, self.config)
+            members: dict[int, list[Reply]] = {}
+            for reply in replies:
+                members.setdefault(self._group(reply.node), []).append(reply)
+            distilled = distil_groups(
+                [self._sent(g, members[g]) for g in sorted(members)],
+                config,
+                epochs=config.server_epochs,
+                server_round=server_round,
+                seed=derive_seed(self.seed, "server", server_round),
+                matching=soft_labels(config.average),
+            )
+            new = {g: found for g, found in zip(sorted(members), distilled, strict=True) if found is not None}
+            for g, found in new.items():
+                self.prototypes[g] = dict(zip(self.templates[g].names, found, strict=True))
+            for g in sorted(self._asked - new.keys()):
+                log(
+                    WARNING,
+                    "round %d: no usable model came for %s, its prototype stays",
+                    server_round,
+                    self.distillers[g].called,
+                )
+            self._trained = True
+        return None
+
+    def _sent(self, group: int, replies: list[Reply]) -> Group:
+        return Group(
+            self.distillers[group],
+            self.templates[group],
+            [reply.arrays for reply in replies],
+            [reply.num_examples for reply in replies],
+            [str(reply.node) for reply in replies],
+        )
+
+    # ------------------------------------------------------------------ state
+
+    def state_arrays(self) -> dict[str, NDArray]:
+        """Return the prototypes as ``prototypes/<group>/<array>``; nothing before the first answers."""
+        if not self._trained:
+            return {}
+        return {
+            f"{_STATE}/{g}/{name}": value
+            for g, prototype in enumerate(self.prototypes)
+            for name, value in prototype.items()
+        }
+
+    def load_state_arrays(self, state: Mapping[str, NDArray]) -> None:
+        """Take the prototypes back; without any, begin anew with the given models' weights.
+
+        Raises
+        ------
+        ValueError
+            If a name is not that of a prototype's array.
+        ConfigError
+            If the prototypes are not those of the given models, in their order.
+        """
+        numbers = {str(g): g for g in range(len(self.templates))}
+        parts: list[dict[str, NDArray]] = [{} for _ in numbers]
+        for name, value in state.items():
+            kind, _, rest = name.partition("/")
+            number, _, rest = rest.partition("/")
+            if kind != _STATE or number not in numbers:
+                raise ValueError(
+                    f"{type(self).__name__} has prototypes of {len(numbers)} groups as state, got {name!r}"
+                )
+            parts[numbers[number]][rest] = value
+        for g, template in enumerate(self.templates if state else []):
+            other = template.difference(ArrayTemplate.of_ndarrays(parts[g]))
+            if other is not None:
+                raise ConfigError(
+                    f"the checkpoint's prototype {g} is not of {self.distillers[g].called}: {other}"
+                )
+        self.prototypes = [
+            {name: source[name].copy() for name in template.names}
+            for template, source in zip(self.templates, parts if state else self._given, strict=True)
+        ]
+        self._trained = bool(state)
+
+
+def _distance(one: ArrayTemplate, other: ArrayTemplate) -> tuple[int, int]:
+    """Return how many arrays only one of two models has, and how many have different shapes."""
+    mine, theirs = (dict(zip(each.names, each.shapes, strict=True)) for each in (one, other))
+    different = sum(mine[name] != theirs[name] for name in mine.keys() & theirs.keys())
+    return len(mine.keys() ^ theirs.keys()), different
