@@ -183,8 +183,8 @@ def _check_distributions(values: NDArray, where: str) -> None:
 def digest_of(samples: Batches) -> str:
     """Return the SHA-256 of samples in their order: their kind, shape and bytes, without labels.
 
-    Only sets that are equal to the last bit have the same: files, transforms and versions of what decodes them
-    must be the same.
+    Only sets that are equal to the last bit have the same one: files, transforms, and what decodes them must be
+    alike.
     """
     found = hashlib.sha256()
     for x, _ in samples.ordered(256):
@@ -316,8 +316,8 @@ class PublicKnowledgeStrategy(KDStrategy):
         ]
 
     def payload_dims(self, phase: str, node: Node) -> Mapping[str, int]:
-        """Return K and C."""
-        return {"K": self._drawn(node), "C": node.num_classes}
+        """Return K, as many as were drawn, and C."""
+        return {"K": len(next(iter(self._round.values()))), "C": node.num_classes}
 
     def check_reply(self, phase: str, reply: Reply) -> None:
         """Refuse another precision than the one asked for."""

@@ -66,7 +66,7 @@ class CoefficientMatrix:
         """Return the matrix and its clients as named arrays; nothing where there are none."""
         if not self.clients:
             return {}
-        return {"coefficients": self.values.numpy(), "clients": np.array(self.clients, dtype=np.int64)}
+        return {"coefficients": self.values.numpy().copy(), "clients": np.array(self.clients, dtype=np.int64)}
 
     @classmethod
     def from_state(cls, state: Mapping[str, NDArray]) -> CoefficientMatrix:
