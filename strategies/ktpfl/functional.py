@@ -207,9 +207,10 @@ def step(weights: Tensor, gradient: Tensor, learning_rate: float, how: str) -> T
 
     A row whose gradient is not finite stays as it was.
     """
-    moved = normalize_rows(weights - learning_rate * gradient, how)
-    usable = torch.isfinite(gradient).all(dim=1) & torch.isfinite(moved).all(dim=1)
-    return torch.where(usable[:, None], moved, weights)
+    moved = weights - learning_rate * gradient
+    usable = torch.isfinite(moved).all(dim=1)[:, None]
+    # Before, too: one row that is not finite would stop the projection of all.
+    return torch.where(usable, normalize_rows(torch.where(usable, moved, weights), how), weights)
 
 
 def extend(coefficients: Tensor, count: int) -> Tensor:
@@ -274,12 +275,19 @@ def cosine_coefficients(predictions: Tensor, k: int | None = None) -> Tensor:
     k : int, optional
         At least 1; all clients if None or more than there are.
 
+    Raises
+    ------
+    ValueError
+        If k is below 1.
+
     Examples
     --------
     >>> s = torch.tensor([[[1.0, 0.0]], [[1.0, 0.0]], [[0.0, 1.0]]])
     >>> cosine_coefficients(s).tolist()
     [[0.5, 0.5, 0.0], [0.5, 0.5, 0.0], [0.0, 0.0, 1.0]]
     """
+    if k is not None and k < 1:
+        raise ValueError(f"k must be at least 1, got {k}")
     products = torch.zeros(len(predictions), len(predictions), dtype=torch.float64)
     for block in _blocks(predictions):
         flat = block.double()
@@ -400,7 +408,7 @@ def transferred(
     return [
         mine
         if mine.dtype.kind != "f"
-        else (to.astype(np.float64) + left * (mine.astype(np.float64) - to)).astype(mine.dtype)
+        else np.asarray(to.astype(np.float64) + left * (mine.astype(np.float64) - to), dtype=mine.dtype)
         for mine, to in zip(own, target, strict=True)
     ]
 
