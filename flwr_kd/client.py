@@ -61,6 +61,8 @@ class Task:
         The method's hyper-parameters.
     max_payload_bytes : int
         Largest payload.
+    extra : mapping
+        The message's whole config; what a strategy put into :attr:`~flwr_kd.strategy.Outgoing.config` is there.
     """
 
     server_round: int
@@ -71,6 +73,7 @@ class Task:
     payload: bytes | None
     config: MethodConfig
     max_payload_bytes: int = MAX_PAYLOAD_BYTES
+    extra: Mapping[str, Any] = field(default_factory=dict)
 
     def generator(self, purpose: str) -> torch.Generator:
         """Return a private generator for one purpose in this phase."""
@@ -402,6 +405,7 @@ class KDClient(NumPyClient):
             payload=config.get(wire.PAYLOAD),
             config=self.config_class.from_wire(config),
             max_payload_bytes=int(config.get(wire.MAX_BYTES, MAX_PAYLOAD_BYTES)),
+            extra=config,
         )
 
     def _named_arrays(self) -> dict[str, NDArray]:

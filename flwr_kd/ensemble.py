@@ -49,7 +49,9 @@ __all__ = [
     "ensemble_targets",
     "hold_out",
     "mixed_means",
+    "read_samples",
     "soft_labels",
+    "try_model",
 ]
 
 NDArray = npt.NDArray[Any]
@@ -564,6 +566,51 @@ def check_samples(samples: Batches, what: str) -> None:
         )
 
 
+def read_samples(samples: Batches, what: str) -> Iterator[Tensor]:
+    """Yield all samples in batches ``[B, ...]``, in their order, and refuse what cannot be used.
+
+    Raises
+    ------
+    DatasetError
+        If samples do not go into batches, have values that are not finite, or are more or fewer than there should
+        be. The text begins with ``what``.
+    """
+    count = 0
+    try:
+        for x, _ in samples.ordered(256):
+            count += len(x)
+            if not bool(torch.isfinite(x).all()):
+                raise DatasetError(f"{what} has values that are not finite")
+            yield x
+    except (TypeError, RuntimeError) as error:  # what torch raises where items make no batch
+        raise DatasetError(f"{what} does not go into batches: {first_line(error)}") from None
+    if count != len(samples):
+        raise DatasetError(f"{what}'s collate_fn returned {count} samples of {len(samples)}")
+
+
+@torch.no_grad()
+def try_model(model: nn.Module, samples: Batches, device: torch.device, *, what: str, called: str) -> int:
+    """Show a model the first sample, in eval mode, and return the number of its classes.
+
+    Raises
+    ------
+    ConfigError
+        If the model does not take it, or returns no logits ``[B, C]``. The text names both by ``called`` and
+        ``what``.
+    """
+    x = samples.example().to(device)
+    try:
+        logits = model.eval()(x)
+    except Exception as error:  # whatever a user's module raises on a shape that it does not take
+        raise ConfigError(
+            f"{called} does not take {what} of shape {list(x.shape[1:])}: {first_line(error)}"
+        ) from None
+    if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != 1:
+        got = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        raise ConfigError(f"{called} must return logits [B, C], got {got} of one sample")
+    return int(logits.shape[1])
+
+
 class ServerDistiller:
     """A server's own distillation: clients' models are the teachers, public data are the samples.
 
@@ -628,33 +675,11 @@ class ServerDistiller:
         """Take other samples from now on, for a method that makes its own; the arguments are the class's."""
         self.samples = Batches(public_data, num_classes=0, input_key=input_key, labelled=False)
         check_samples(self.samples, self.what)
-        self._read()
+        for _ in read_samples(self.samples, self.what):
+            pass
 
-    def _read(self) -> None:
-        count = 0
-        try:
-            for x, _ in self.samples.ordered(256):
-                count += len(x)
-                if not bool(torch.isfinite(x).all()):
-                    raise DatasetError(f"{self.what} has values that are not finite")
-        except (TypeError, RuntimeError) as error:  # what torch raises where items make no batch
-            raise DatasetError(f"{self.what} does not go into batches: {first_line(error)}") from None
-        if count != len(self.samples):
-            raise DatasetError(f"{self.what}'s collate_fn returned {count} samples of {len(self.samples)}")
-
-    @torch.no_grad()
     def _try(self) -> int:
-        x = self.samples.example().to(self.device)
-        try:
-            logits = self.model.eval()(x)
-        except Exception as error:  # whatever a user's module raises on a shape that it does not take
-            raise ConfigError(
-                f"{self.called} does not take {self.what} of shape {list(x.shape[1:])}: {first_line(error)}"
-            ) from None
-        if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != 1:
-            got = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-            raise ConfigError(f"{self.called} must return logits [B, C], got {got} of one sample")
-        return int(logits.shape[1])
+        return try_model(self.model, self.samples, self.device, what=self.what, called=self.called)
 
     def check(self, template: ArrayTemplate) -> None:
         """Refuse a global model that is not of this architecture.

@@ -204,7 +204,7 @@ def synthetic_images(directory: Path, run: RunResult) -> np.ndarray[Any, Any] | 
 
 def coefficients(
     directory: Path, run: RunResult
-) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]] | None:
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.integer[Any]]] | None:
     """Return how a run's clients weigh each other, from the arrays ``coefficients`` and ``clients`` of its state.
 
     Parameters
@@ -218,7 +218,7 @@ def coefficients(
     -------
     (ndarray, ndarray) or None
         The matrix, float64 ``[N, N]``, finite: row n has the weights of all clients in client n's target. Then
-        the clients' partition ids, int64 ``[N]``, ascending. None for a run that kept no such matrix.
+        the clients' partition or node ids, integers ``[N]``, ascending. None for a run that kept no such matrix.
 
     Raises
     ------
@@ -249,8 +249,7 @@ def coefficients(
             f"clients of {run.method} must be integers of the shape [{count}], as many as its coefficients have "
             f"rows, got {clients.dtype} {list(clients.shape)}"
         )
-    clients = clients.astype(np.int64)
-    if (np.diff(clients) <= 0).any():
+    if (clients[1:] <= clients[:-1]).any():
         raise ResultError(f"clients of {run.method} must be ascending, got {clients.tolist()}")
     return matrix.astype(np.float64), clients
 

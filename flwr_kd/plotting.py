@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
-IntArray: TypeAlias = npt.NDArray[np.int64]
+IntArray: TypeAlias = npt.NDArray[np.integer[Any]]
 
 # Okabe and Ito's colours, told apart with the common colour blindnesses; without yellow, too pale for a line.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -449,7 +449,9 @@ def _scale_label(matrix: FloatArray, low: float, high: float) -> str:
     if _beyond(matrix, low, high) == "neither":
         return "weight"
     diagonal = np.diagonal(matrix)
-    ends = dict.fromkeys(f"{each:.2g}" for each in (diagonal.min(), diagonal.max()))
+    # As many digits as tell the scale's ends apart.
+    digits = max(2, 1 + math.ceil(-math.log10(max((high - low) / max(abs(low), abs(high)), 1e-9))))
+    ends = dict.fromkeys(f"{each:.{digits}g}" for each in (diagonal.min(), diagonal.max()))
     return f"weight (diagonal clipped: {' to '.join(ends)})"
 
 

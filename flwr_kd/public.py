@@ -19,11 +19,11 @@ from flwr.app import ArrayRecord, ConfigRecord
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from .batches import Batches
+from .batches import Batches, DatasetError
 from .client import Answer, KDClient, Task
 from .config import ConfigError, MethodConfig, hyper
 from .distillation import kl_divergence, soft_targets
-from .ensemble import check_samples
+from .ensemble import check_samples, read_samples, try_model
 from .payload import Payload, PayloadError, array
 from .seeding import numpy_generator
 from .state import StateError
@@ -180,17 +180,35 @@ def _check_distributions(values: NDArray, where: str) -> None:
         )
 
 
-def digest_of(samples: Batches) -> str:
-    """Return the SHA-256 of samples in their order: their kind, shape and bytes, without labels.
+def digest_of(samples: Batches, what: str = "public_set") -> str:
+    """Return the SHA-256 of samples in their order: their dtype, shape and bytes, without labels.
 
+    Parameters
+    ----------
+    samples : Batches
+        At least one. All are read, once.
+    what : str
+        What errors call them.
+
+    Raises
+    ------
+    DatasetError
+        If they do not go into batches, have values that are not finite, or are of a type that numpy has not.
+
+    Notes
+    -----
     Only sets that are equal to the last bit have the same one: files, transforms, and what decodes them must be
     alike.
     """
     found = hashlib.sha256()
-    for x, _ in samples.ordered(256):
-        for row in x.contiguous():
+    for x in read_samples(samples, what):
+        try:
+            rows = x.contiguous().numpy()
+        except TypeError:
+            raise DatasetError(f"{what} must have inputs of a dtype that numpy has, got {x.dtype}") from None
+        for row in rows:
             found.update(f"{row.dtype} {list(row.shape)} ".encode())
-            found.update(row.numpy().tobytes())
+            found.update(row.tobytes())
     return found.hexdigest()
 
 
@@ -245,6 +263,10 @@ class PublicKnowledgeStrategy(KDStrategy):
             self._own = (digest_of(self._samples), len(self._samples))
         elif self.public.public_data == "server":
             raise ConfigError("public-data=server needs public_set, got none")
+        self._sample_bytes = 8
+        if self._samples is not None and self.public.public_data == "server":
+            first = self._samples.example()
+            self._sample_bytes = first.numel() * first.element_size()
         self._round: dict[str, Any] = {}
         self._targets: dict[int, Tensor] = {}
 
@@ -288,7 +310,7 @@ class PublicKnowledgeStrategy(KDStrategy):
                     f"its public data is another: {node.num_public} samples with digest {node.public_digest[:12]}, "
                     f"expected {count} with {digest[:12]}; samples, order and transforms must be the same"
                 )
-        size = self._drawn(node) * (classes * np.dtype(self.public.precision).itemsize + 8)
+        size = self._drawn(node) * (classes * np.dtype(self.public.precision).itemsize + self._sample_bytes)
         if size > self.max_payload_bytes:
             return (
                 f"what it is sent has {size:,} bytes, max_payload_bytes is {self.max_payload_bytes:,}; "
@@ -346,7 +368,11 @@ class PublicKnowledgeStrategy(KDStrategy):
         """Return digest and size of the public data that is used."""
         if self._samples is not None:
             return self._own
-        return self.common(lambda each: (each.public_digest, each.num_public), node)
+        return self.common(
+            lambda each: (each.public_digest, each.num_public),
+            node,
+            among=lambda each: bool(each.public_digest and each.num_public),
+        )
 
     def _drawn(self, node: Node) -> int:
         return min(self.public.public_samples, self._public_set(node)[1])
@@ -375,6 +401,8 @@ class PublicKnowledgeClient(KDClient):
     public_set : Dataset or DataLoader, optional
         The public data, map-style, the same in the same order at every client; labels are not looked at. Not
         needed with ``public-data=server``.
+    public_input_key : str, optional
+        Key of the inputs in its dict items, where it cannot be guessed; ``input_key`` if None.
 
     Raises
     ------
@@ -386,9 +414,14 @@ class PublicKnowledgeClient(KDClient):
     personal = True
 
     def __init__(
-        self, *args: Any, public_set: Dataset[Any] | DataLoader[Any] | None = None, **kwargs: Any
+        self,
+        *args: Any,
+        public_set: Dataset[Any] | DataLoader[Any] | None = None,
+        public_input_key: str | None = None,
+        **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
+        self.public_input_key = public_input_key or self.train_batches.input_key
         self.public_batches: Batches | None = None
         if public_set is not None:
             self.public_batches = self._public(public_set)
@@ -404,20 +437,24 @@ class PublicKnowledgeClient(KDClient):
         """Do what comes before a client's first training in a run; nothing by default."""
 
     def phase_train(self, task: Task) -> Answer:
-        """Train on the local data, and predict the public samples that the server names."""
+        """Train on the local data, and predict the public samples that the server names.
+
+        Raises
+        ------
+        ConfigError
+            If the model does not take them; before any training.
+        """
         samples, rows, _ = self._asked(task, PublicRows, PublicSamples)
+        try_model(self.model, samples, self.device, what="public data", called="model")
         self.load(task)
         if self.state.load() is None:
             self.prepare(task)
         metrics = {"train-loss": self.train(task, self.objective(task))}
-        self.keep()
         config = cast(PublicKnowledgeConfig, task.config)
-        predictions = self.predict(samples, rows, config)
-        return Answer(
-            payload=SoftPredictions(pack_predictions(predictions, config.precision)),
-            num_examples=len(self.train_batches),
-            metrics=metrics,
-        )
+        payload = SoftPredictions(pack_predictions(self.predict(samples, rows, config), config.precision))
+        # Only now: a model without finite predictions must not be the next round's.
+        self.keep()
+        return Answer(payload=payload, num_examples=len(self.train_batches), metrics=metrics)
 
     def phase_distill(self, task: Task) -> Answer:
         """Learn the targets for the public samples, and measure.
@@ -479,13 +516,18 @@ class PublicKnowledgeClient(KDClient):
             mean = kl_divergence(target, self.model(x), config.temperature)
             return config.distill_weight * mean * (len(x) if config.reduction == "sum" else 1)
 
-        fit(self.model, optimizer, epoch, loss, epochs=config.distill_epochs, training=False)
+        try:
+            fit(self.model, optimizer, epoch, loss, epochs=config.distill_epochs, training=False)
+        except FloatingPointError:
+            raise FloatingPointError(
+                "the distillation's loss is not finite: try a smaller distill-learning-rate"
+            ) from None
 
     # ------------------------------------------------------------------ the public data
 
     def _public(self, source: Dataset[Any] | DataLoader[Any]) -> Batches:
-        first = self.train_batches
-        return Batches(source, num_classes=self.num_classes, input_key=first.input_key, labelled=False)
+        key = self.public_input_key
+        return Batches(source, num_classes=self.num_classes, input_key=key, labelled=False)
 
     def _asked(
         self, task: Task, by_rows: type[Payload], by_samples: type[Payload]

@@ -148,13 +148,16 @@ class KDStrategy(Strategy):
             return self.template.difference(node.template)
         return None
 
-    def common(self, kind: Callable[[Node], T], node: Node) -> T:
+    def common(
+        self, kind: Callable[[Node], T], node: Node, *, among: Callable[[Node], bool] = lambda _: True
+    ) -> T:
         """Return what most clients have, for a method whose clients must be alike in it.
 
         Of those that were accepted; before any was, of all that introduced themselves together, so that one
-        client alone does not decide. ``node`` stands for them where there are none.
+        client alone does not decide. ``among`` says which of them count. ``node`` stands for them where there are
+        none.
         """
-        known = list(self._nodes.values()) or self._candidates or [node]
+        known = [each for each in list(self._nodes.values()) or self._candidates if among(each)] or [node]
         return Counter(kind(each) for each in known).most_common(1)[0][0]
 
     def begin(self, nodes: list[Node]) -> None:

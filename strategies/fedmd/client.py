@@ -51,7 +51,11 @@ class FedMDClient(PublicKnowledgeClient):
             )
         own = self.train_batches
         batches = Batches(
-            self._labelled, num_classes=self.num_classes, input_key=own.input_key, label_key=own.label_key
+            self._labelled,
+            num_classes=self.num_classes,
+            classes=None if own.classes is None else list(own.classes),
+            input_key=self.public_input_key,
+            label_key=own.label_key,
         )
         order = task.generator("warm-up")
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import cast
 
+import torch
+
 from flwr_kd.client import Answer, KDClient, Task
+from flwr_kd.config import ConfigError
 from flwr_kd.public import PublicKnowledgeClient
 from flwr_kd.state import StateError
 from flwr_kd.weights import load_weights
@@ -22,6 +25,10 @@ class KTpFLClient(PublicKnowledgeClient):
     config_class = KTpFLConfig
 
 
+HAS_MODEL = "has-model"
+"""Key of the config that says that the client has kept a model of this run."""
+
+
 class KTpFLWeightsClient(KDClient):
     """Trains its model, sends it, and takes steps towards its personal global model (equations 9 and 10).
 
@@ -32,11 +39,21 @@ class KTpFLWeightsClient(KDClient):
     personal = True
 
     def load(self, task: Task) -> None:
-        """Take the server's model where it sent one, else the client's own."""
-        if task.arrays:
-            load_weights(self.model, self.named(task, task.arrays))
-        else:
+        """Take the client's own model of this run, else the one that the server sent, else the one as it was built.
+
+        Raises
+        ------
+        StateError
+            If the server goes by a model of an earlier round that is not here.
+        """
+        if self.state.load() is not None:
             super().load(task)
+        elif task.arrays:
+            load_weights(self.model, self.named(task, task.arrays))
+        elif task.extra.get(HAS_MODEL):
+            raise StateError(
+                "no model of an earlier round is kept here: it was lost; the server sends one anew"
+            )
 
     def phase_train(self, task: Task) -> Answer:
         """Train on the local data (equation 9), and return the model."""
@@ -54,8 +71,12 @@ class KTpFLWeightsClient(KDClient):
 
         Raises
         ------
+        ConfigError
+            If a step would go beyond the target.
         StateError
             If the model of this round's training is not there.
+        FloatingPointError
+            If the new model's outputs are not finite. The model of before is kept.
         """
         config = cast(KTpFLWeightsConfig, task.config)
         if self.state.load() is None:
@@ -64,15 +85,26 @@ class KTpFLWeightsClient(KDClient):
         super().load(task)
         names = list(target)
         own = self.arrays(names)
+        scale = distance_scale(own, config.reduction)
+        rate = config.distill_learning_rate * config.decay_at(task.server_round) * config.distill_weight
+        if 2 * rate * scale > 1:
+            raise ConfigError(
+                f"distill-learning-rate times distill-weight must be <= {0.5 / scale:g} for this model with "
+                f"reduction={config.reduction}, or a step goes beyond the target; got {rate:g}"
+            )
         found = transferred(
             own,
             [target[name] for name in names],
-            learning_rate=config.distill_learning_rate
-            * config.decay_at(task.server_round)
-            * config.distill_weight,
+            learning_rate=rate,
             steps=config.distill_steps,
-            scale=distance_scale(own, config.reduction),
+            scale=scale,
         )
         load_weights(self.model, dict(zip(names, found, strict=True)))
+        with torch.no_grad():
+            outputs = self.model.eval()(self.train_batches.example().to(self.device))
+        if not bool(torch.isfinite(outputs).all()):
+            raise FloatingPointError(
+                "the personal global model leads to outputs that are not finite; not taken"
+            )
         self.keep()
         return Answer(num_examples=len(self.train_batches), metrics=self.local_metrics(config.batch_size))

@@ -48,6 +48,14 @@ class KTpFLConfig(PublicKnowledgeConfig, CoefficientConfig):
         5, "K, how many of the most similar clients count, itself included, of coefficients=top-k", ge=1
     )
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.normalize == "none" and self.reduction == "sum":
+            raise ConfigError(
+                "normalize=none needs reduction=mean: a step down the sum over all public samples takes every "
+                "coefficient far below 0, got reduction=sum"
+            )
+
 
 @dataclass(frozen=True, kw_only=True)
 class KTpFLWeightsConfig(CoefficientConfig):

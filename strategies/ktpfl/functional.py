@@ -402,7 +402,7 @@ def transferred(
     own, target : sequence of ndarray
         The client's model and its personal global model; counters stay the client's own.
     learning_rate, steps, scale
-        η₂, R, a.
+        η₂, R, a. Where 2 · η₂ · a is above 1 a step goes beyond the target.
     """
     left = (1 - 2 * learning_rate * scale) ** steps
     return [

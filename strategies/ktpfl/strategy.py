@@ -15,6 +15,7 @@ from flwr_kd.public import PublicKnowledgeStrategy
 from flwr_kd.strategy import KDStrategy, NDArray, Node, Outgoing, Reply
 from flwr_kd.wire import VARIANCE, ArrayTemplate
 
+from .client import HAS_MODEL
 from .config import KTpFLConfig, KTpFLWeightsConfig
 from .functional import (
     as_distributions,
@@ -62,11 +63,21 @@ class CoefficientMatrix:
         where = {client: row for row, client in enumerate(self.clients)}
         return torch.tensor([where[client] for client in clients], dtype=torch.int64)
 
+    def of(self, clients: Sequence[int]) -> Tensor:
+        """Return the weights of those who are there, ``[P, P]``, renormalised over them."""
+        return of_participants(self.values, self.positions(clients))
+
+    def update(self, clients: Sequence[int], weights: Tensor) -> None:
+        """Take new weights ``[P, P]`` of those who are there; the counterpart of :meth:`of`."""
+        self.values = with_participants(self.values, self.positions(clients), weights)
+
     def to_state(self) -> dict[str, NDArray]:
         """Return the matrix and its clients as named arrays; nothing where there are none."""
         if not self.clients:
             return {}
-        return {"coefficients": self.values.numpy().copy(), "clients": np.array(self.clients, dtype=np.int64)}
+        # Keys are partition ids, or Flower's node ids, which need all 64 bits.
+        clients = np.array(self.clients, dtype=np.uint64)
+        return {"coefficients": self.values.numpy().copy(), "clients": clients}
 
     @classmethod
     def from_state(cls, state: Mapping[str, NDArray]) -> CoefficientMatrix:
@@ -81,9 +92,13 @@ class CoefficientMatrix:
             return cls()
         if set(state) != {"coefficients", "clients"}:
             raise ValueError(f"the state must be coefficients and clients, got {sorted(state)}")
+        if state["clients"].dtype.kind not in "iu" or state["clients"].ndim != 1:
+            raise ValueError(f"clients must be whole numbers [N], got {state['clients'].dtype}")
         clients, values = state["clients"].tolist(), state["coefficients"]
         if values.shape != (len(clients), len(clients)) or sorted(set(clients)) != clients:
             raise ValueError(f"coefficients must be [N, N] of N = {len(clients)} clients, got {values.shape}")
+        if values.dtype.kind != "f" or not np.isfinite(values).all():
+            raise ValueError("coefficients must be finite floats")
         return cls(clients, torch.from_numpy(values.astype(np.float64)))
 
 
@@ -124,15 +139,15 @@ class KTpFL(PublicKnowledgeStrategy):
         """Return personalised soft predictions (equation 2), and let the matrix learn (equation 7)."""
         config, clients = cast(KTpFLConfig, self.config), [reply.node.key for reply in replies]
         self.matrix.admit([*self._roster, *clients])
-        rows = self.matrix.positions(clients)
         if config.coefficients != "learned":
             weights = cosine_coefficients(
                 predictions, config.top_k if config.coefficients == "top-k" else None
             )
+            rows = self.matrix.positions(clients)
             self.matrix.values[rows] = 0.0
             self.matrix.values[rows[:, None], rows] = weights.double()
             return personal_targets(weights, predictions)
-        weights = of_participants(self.matrix.values, rows)
+        weights = self.matrix.of(clients)
         targets = personal_targets(weights, predictions)
         gradient = coefficient_gradient(
             weights,
@@ -144,7 +159,7 @@ class KTpFL(PublicKnowledgeStrategy):
             targets=targets,
         )
         weights = step(weights, gradient, config.coefficient_learning_rate, config.normalize)
-        self.matrix.values = with_participants(self.matrix.values, rows, weights)
+        self.matrix.update(clients, weights)
         return as_distributions(targets) if config.normalize == "none" else targets
 
     def state_arrays(self) -> dict[str, NDArray]:
@@ -217,11 +232,13 @@ class KTpFLWeights(KDStrategy):
         self, phase: str, server_round: int, nodes: list[Node], arrays: ArrayRecord | None
     ) -> Iterable[Outgoing]:
         """Send a model to those that have none of this run; in the second phase each its personal global model."""
+        # Who fails, whatever the reason, is sent a model the next time; one that has its own goes on with that.
+        held = {node.key for node in nodes if self._holders.pop(node.key, None) == node.node_id}
         if phase == "train":
             return [
-                Outgoing(
-                    node, None if self._holders.get(node.key) == node.node_id else self._first(node, arrays)
-                )
+                Outgoing(node, config={HAS_MODEL: True})
+                if node.key in held
+                else Outgoing(node, self._first(node, arrays))
                 for node in nodes
             ]
         return [Outgoing(node, self._shape.record(self.models[node.key])) for node in nodes]
@@ -230,13 +247,13 @@ class KTpFLWeights(KDStrategy):
         self, phase: str, server_round: int, replies: list[Reply], arrays: ArrayRecord | None
     ) -> ArrayRecord | None:
         """Make the personal global models, and let the matrix learn (equation 11)."""
+        self._holders |= {reply.node.key: reply.node.node_id for reply in replies}
         if phase != "train":
             return None
         config, clients = cast(KTpFLWeightsConfig, self.config), [reply.node.key for reply in replies]
-        self._holders |= {reply.node.key: reply.node.node_id for reply in replies}
         self.matrix.admit([*self._roster, *clients])
-        rows, models = self.matrix.positions(clients), [reply.arrays for reply in replies]
-        weights = of_participants(self.matrix.values, rows)
+        models = [reply.arrays for reply in replies]
+        weights = self.matrix.of(clients)
         made = personal_models(weights, models)
         self.models |= {client: self._possible(model) for client, model in zip(clients, made, strict=True)}
         gradient = distance_gradient(
@@ -248,7 +265,7 @@ class KTpFLWeights(KDStrategy):
             scale=distance_scale(models[0], config.reduction),
         )
         weights = step(weights, gradient, config.coefficient_learning_rate, config.normalize)
-        self.matrix.values = with_participants(self.matrix.values, rows, weights)
+        self.matrix.update(clients, weights)
         return None
 
     def state_arrays(self) -> dict[str, NDArray]:
@@ -284,7 +301,9 @@ class KTpFLWeights(KDStrategy):
 
     def _first(self, node: Node, arrays: ArrayRecord | None) -> ArrayRecord | None:
         known = self.models.get(node.key)
-        return self._shape.record(known) if known is not None else arrays or None
+        if known is not None:
+            return self._shape.record(known)
+        return ArrayRecord({name: arrays[name] for name in self._shape.names}) if arrays else None
 
     def _possible(self, model: list[NDArray]) -> list[NDArray]:
         """Keep variances at 0 or above, where rows that are not normalised hold negative coefficients."""
