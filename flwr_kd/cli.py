@@ -9,7 +9,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 
 import click
 import typer
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from .simulation import Experiment
+
+T = TypeVar("T")
 
 app = typer.Typer(
     name="flwr-kd",
@@ -395,15 +397,13 @@ def plot_samples(result_dir: ResultDir, seed: PlotSeed = None, out: PlotOut = No
     from . import kept, plotting
 
     target, comparison = _plot_of(result_dir, out, _PICTURES[2])
-    images = {}
-    for name, run in comparison.one_each(seed).items():
-        found = kept.synthetic_images(result_dir, run)
-        if found is None:
-            print(f"left out: {name} (it makes no images)")
-        else:
-            images[name] = found
-    if not images:
-        raise ResultError(f"no method of {str(result_dir)!r} makes images at the server")
+    images = _kept_by_method(
+        comparison,
+        seed,
+        lambda run: kept.synthetic_images(result_dir, run),
+        lacks="it makes no images",
+        none=f"no method of {str(result_dir)!r} makes images at the server",
+    )
     picture = plotting.samples(comparison, images, target, seed=seed)
     print(f"samples: {picture.resolve()}")
 
@@ -414,17 +414,31 @@ def plot_coefficients(result_dir: ResultDir, seed: PlotSeed = None, out: PlotOut
     from . import kept, plotting
 
     target, comparison = _plot_of(result_dir, out, _PICTURES[3])
-    matrices = {}
-    for name, run in comparison.one_each(seed).items():
-        found = kept.coefficients(result_dir, run)
-        if found is None:
-            print(f"left out: {name} (it kept no coefficients)")
-        else:
-            matrices[name] = found
-    if not matrices:
-        raise ResultError(f"no method of {str(result_dir)!r} kept coefficients of its clients")
+    matrices = _kept_by_method(
+        comparison,
+        seed,
+        lambda run: kept.coefficients(result_dir, run),
+        lacks="it kept no coefficients",
+        none=f"no method of {str(result_dir)!r} kept coefficients of its clients",
+    )
     picture = plotting.coefficients(comparison, matrices, target, seed=seed)
     print(f"coefficients: {picture.resolve()}")
+
+
+def _kept_by_method(
+    comparison: Comparison, seed: int | None, find: Callable[[RunResult], T | None], *, lacks: str, none: str
+) -> dict[str, T]:
+    """Return what a run of each method has kept; name those that have not, and why."""
+    found = {}
+    for name, run in comparison.one_each(seed).items():
+        each = find(run)
+        if each is None:
+            print(f"left out: {name} ({lacks})")
+        else:
+            found[name] = each
+    if not found:
+        raise ResultError(none)
+    return found
 
 
 def _plot_of(directory: Path, out: Path | None, name: str) -> tuple[Path, Comparison]:
