@@ -503,6 +503,15 @@ class TestPublicSet:
         with pytest.raises(DatasetError, match=text):
             Own(public_set=make())
 
+    @pytest.mark.parametrize("who", ["server", "client"])
+    def test_a_kind_that_numpy_has_not(self, who: str) -> None:
+        text = r"public_set must have inputs of a dtype that numpy has, got torch.bfloat16"
+        source = TensorDataset(X.bfloat16())
+        with pytest.raises(DatasetError, match=text):
+            Own(public_set=source) if who == "server" else lone_client(public=lambda _: source)[
+                0
+            ].get_properties({})
+
     def test_the_client_s_set_is_checked_where_it_is_built(self) -> None:
         run = bare(public=lambda _: TensorDataset(X[:0], Y[:0]))
         with pytest.raises(DatasetError, match=r"public_set is empty"):
@@ -1090,6 +1099,19 @@ class TestClient:
         found = client.get_properties({})
         assert (found["num-public-examples"], found["public-digest"]) == (14, self.MINE)
 
+    @pytest.mark.parametrize("phase", ["clients", "server"])
+    def test_samples_that_its_model_does_not_take(self, phase: str) -> None:
+        """Said before any training, and not by a stack of torch's."""
+        x = torch.zeros(5, 1, 3, 3)
+        client, config = lone_client(public=lambda _: TensorDataset(x), public_data=phase)
+        rows = PublicRows(np.arange(2), digest(TensorDataset(x)))
+        message = rows if phase == "clients" else PublicSamples(x[:2].numpy())
+        client.train = lambda *_: pytest.fail("it was trained")
+        text = r"model does not take public data of shape \[1, 3, 3\]: "
+        with pytest.raises(ConfigError, match=text):
+            client.fit([], {**config, "phase": "train", "payload": message.to_bytes()})
+        assert kept_model(client.context) == {}
+
     def test_predictions_are_made_in_eval_mode(self) -> None:
         client, config = lone_client(lone_context(2))  # the net with BatchNorm
         rows, values = torch.arange(14), PublicKnowledgeConfig.from_wire(config)
@@ -1239,6 +1261,18 @@ class TestForms:
                 x, y = each.tensors
                 sets[n] = Rows([{"a": x[i], "b": x[i] * 0, "label": int(y[i])} for i in range(len(y))])
         run.client_options = {"input_key": "a"}
+        plain = bare()
+        plain.start(1, kind=Turned)
+        assert participants(run.start(1, kind=Turned)) == [(4, 0)]
+        assert same_models(run.grid, plain.grid)
+
+    def test_a_key_of_its_own(self) -> None:
+        run = bare(public=lambda _: Rows([{"a": x * 0, "picture": x} for x in X]))
+        for sets in (run.train, run.test):
+            for n, each in enumerate(sets):
+                x, y = each.tensors
+                sets[n] = Rows([{"a": x[i], "picture": x[i] * 0, "label": int(y[i])} for i in range(len(y))])
+        run.client_options = {"input_key": "a", "public_input_key": "picture"}
         plain = bare()
         plain.start(1, kind=Turned)
         assert participants(run.start(1, kind=Turned)) == [(4, 0)]

@@ -207,6 +207,19 @@ class TestWarmUp:
         # A loader's batches are its own, here of 8 as those of the config.
         assert same_models(runs[0].grid, runs[2].grid)
 
+    def test_labels_of_another_name(self) -> None:
+        """``classes`` and ``public_input_key`` hold for the warm-up, too."""
+        x, y = watched.samples(99, watched.PUBLIC)
+        plain, run = party("fedmd", warmup_epochs=2), party("fedmd", warmup_epochs=2)
+        items = [{"a": x[i] * 0, "b": x[i], "label": 10 + int(y[i])} for i in range(len(x))]
+        run.public = lambda _: items
+        for sets in (run.train, run.test):
+            sets[:] = [TensorDataset(each.tensors[0], each.tensors[1] + 10) for each in sets]
+        run.client_options = {"classes": [10, 11, 12], "public_input_key": "b"}
+        plain.start(2)
+        assert run.start(2).rounds[0].failures == 0
+        assert same_models(plain.grid, run.grid)
+
     def test_all_public_samples_are_used_not_only_the_round_s(self, monkeypatch: pytest.MonkeyPatch) -> None:
         seen: Counter[int] = Counter()
         shuffled = Batches.shuffled

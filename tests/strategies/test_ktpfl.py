@@ -16,7 +16,7 @@ import transfer
 import watched
 from flwr.app import Array, ArrayRecord, Context, RecordDict
 from torch import nn
-from watched import Party, Watched, equal, party, same_models
+from watched import Party, Watched, equal, kept_model, party, same_models
 
 from flwr_kd import registry
 from flwr_kd.config import ConfigError
@@ -241,16 +241,33 @@ class TestRounds:
         np.testing.assert_allclose(moves[0], np.tile(shares[:, None], 4), rtol=1e-4)
         np.testing.assert_allclose(moves[1], 2 * moves[0], rtol=1e-4)
 
-    def test_a_target_is_a_distribution_also_of_rows_that_are_none(self) -> None:
-        run = party("ktpfl", normalize="none", reduction="mean", coefficient_learning_rate=50.0, rho=0.01)
-        result = run.start(3)
-        assert np.abs(run.matrices[-1]["coefficients"].sum(axis=1) - 1).max() > 1
-        for r in (1, 2, 3):
-            for each in run.grid.of(r, "distill").values():
-                targets = each.sent()["targets"]
-                assert targets.min() >= 0
-                np.testing.assert_allclose(targets.sum(axis=1), 1, atol=1e-5)
-        assert [(each.participants, each.failures) for each in result.rounds] == [(4, 0)] * 3
+    @pytest.mark.parametrize("row", [(0.25, 0.25, 0.0, 0.0), (2.5, -1.5, 0.0, 0.0), (3.0, 0.5, 0.0, -1.0)])
+    @pytest.mark.parametrize("precision", ["float32", "uint8"])
+    def test_a_target_is_a_distribution_also_of_rows_that_are_none(
+        self, row: tuple[float, ...], precision: str
+    ) -> None:
+        values = {"normalize": "none", "reduction": "mean", "coefficient_learning_rate": 0.0}
+        run = party("ktpfl", temperature=0.3, precision=precision, **values)
+        run.strategy = run.build()
+        c = np.array([np.roll(row, n) for n in range(4)])
+        run.strategy.matrix = CoefficientMatrix(range(4), torch.from_numpy(c))
+        run.strategy.load_state_arrays = lambda _: None
+        result = run.again(2, Watched(run.app(), 4))
+        for r in (1, 2):
+            s = [
+                coefficients.unpacked(each.came()["predictions"])
+                for _, each in sorted(run.grid.of(r, "train").items())
+            ]
+            bare = coefficients.personal_targets(c, s)
+            assert (bare < -0.1).any() or sum(row) != 1
+            expected = np.maximum(bare, 0)
+            expected /= expected.sum(axis=2, keepdims=True)
+            for n, each in run.grid.of(r, "distill").items():
+                sent = each.sent()["targets"]
+                np.testing.assert_allclose(coefficients.unpacked(sent), expected[n], atol=5e-3)
+                if precision == "float32":
+                    np.testing.assert_allclose(sent, expected[n], atol=2e-6)
+        assert [(each.participants, each.failures) for each in result.rounds] == [(4, 0)] * 2
 
     @pytest.mark.parametrize("name", HETEROGENEOUS)
     def test_top_k_beyond_the_clients_and_one_client(self, name: str) -> None:
@@ -450,7 +467,7 @@ class TestState:
     @pytest.mark.parametrize("name", ["ktpfl", "ktpfl-weights"])
     def test_starting_again_forgets(self, name: str) -> None:
         run = party(name, alike=name == "ktpfl-weights")
-        record = initial(run) if name == "ktpfl-weights" else None
+        record = initial(run, watched.net(2, seed=7)) if name == "ktpfl-weights" else None
         run.start(2, initial=record)
         first = run.matrices[:]
         run.matrices.clear()
@@ -677,6 +694,58 @@ class TestWeights:
         assert {n for n, each in second.items() if each.down_arrays} == {1, 3}
         assert [(each.participants, each.failures) for each in result.rounds] == [(2, 2), (4, 0)]
 
+    def test_a_client_whose_answer_was_lost_goes_on_with_its_own_model(self) -> None:
+        """It is sent a model again, since the server cannot know; it has one."""
+
+        def arrive(grid: Watched, r: int) -> None:
+            held[r] = {n: kept_model(grid.context(n)) for n in range(4)}
+
+        held: dict[int, dict[int, Any]] = {}
+        run = weights_party()
+        faults = {1: Fault("late", frozenset({1}))}
+        run.start(2, initial=initial(run), grid={"faults": faults, "arrive": arrive}, timeout=0.2)
+        assert {n for n, each in run.grid.of(2, "train").items() if each.down_arrays} == {1}
+        own = transfer.Mirror(watched.net(2), run.train[1], run.test[1])
+        own.take(held[2][1])
+        own.train(own.x, own.y, 8, 2, run.draw("train", 2, 1, "order"), rate=0.1)
+        same(run.grid.of(2, "train")[1].up_arrays, list(own.weights().values()))
+
+    def test_a_distillation_that_failed_costs_a_round(self) -> None:
+        """An answer that is lost after the second phase, too; the model is the client's own in the next."""
+        run = weights_party()
+        after = {
+            "after": lambda r, phase, n, content: (
+                content.clear() if (r, phase, n) == (1, "distill", 1) else None
+            )
+        }
+        result = run.start(3, initial=initial(run), grid=after)
+        assert [(each.participants, each.failures) for each in result.rounds] == [(4, 1), (4, 0), (4, 0)]
+        assert {n for n, each in run.grid.of(2, "train").items() if each.down_arrays} == {1}
+        assert not any(each.down_arrays for each in run.grid.of(3, "train").values())
+        own = transfer.Mirror(watched.net(2), run.train[1], run.test[1])
+        own.take(run.grid.of(1, "distill")[1].kept)
+        own.train(own.x, own.y, 8, 2, run.draw("train", 2, 1, "order"), rate=0.1)
+        same(run.grid.of(2, "train")[1].up_arrays, list(own.weights().values()))
+
+    def test_a_personal_global_model_without_finite_outputs_is_not_taken(self) -> None:
+        def after(r: int, phase: str, n: int, content: RecordDict) -> None:
+            if (r, phase, n) == (1, "train", 1):
+                record = content.array_records["fitres.parameters"]
+                for key in list(record):
+                    value = record[key].numpy()
+                    if value.dtype.kind == "f":
+                        record[key] = Array(np.full_like(value, 3.4e38))
+
+        run = weights_party(distill_learning_rate=0.5)
+        result = run.start(2, initial=initial(run), grid={"after": after})
+        for n, each in run.grid.of(1, "distill").items():
+            assert "FloatingPointError" in each.error
+            assert "leads to outputs that are not finite; not taken" in each.error
+            assert equal(each.kept, run.grid.of(1, "train")[n].kept)
+        assert [(each.participants, each.failures) for each in result.rounds] == [(4, 4), (4, 0)]
+        for each in run.grid.of(2, "distill").values():
+            assert all(np.isfinite(value).all() for value in each.kept.values())
+
     def test_unlike_models_are_refused_in_the_handshake(self) -> None:
         for record in (True, False):
             run = weights_party()
@@ -770,11 +839,18 @@ class TestWeights:
         assert [each.failures for each in result.rounds] == [0] * 3
 
     def test_nor_with_a_step_that_is_too_long_for_a_mean(self) -> None:
-        """Half the number of weights is the mean's 1/2: 78 floats here."""
+        """Half the number of weights is the mean's 1/2."""
         run = weights_party(reduction="mean", distill_learning_rate=200.0)
-        run.start(3, initial=initial(run))
-        for each in run.grid.passed:
-            assert not each.kept or (each.kept["2.running_var"] >= 0).all()
+        result = run.start(2, initial=initial(run))
+        size = 5 * 8 + 3 * 5 + 4 * 5 + 5 + 3
+        text = f"distill-learning-rate times distill-weight must be <= {size / 2:g} for this model"
+        for each in run.grid.of(1, "distill").values():
+            assert text in each.error
+            assert "got 200" in each.error
+            assert (each.kept["2.running_var"] >= 0).all()
+        assert [each.failures for each in result.rounds] == [4, 4]
+        largest = weights_party(reduction="mean", distill_learning_rate=size / 4, distill_weight=2.0)
+        assert largest.start(1, initial=initial(largest)).rounds[0].failures == 0
 
     @pytest.mark.parametrize("how", ["simplex", "softmax", "none"])
     @pytest.mark.parametrize("size", [1e8, 1e30, 3.4e38])
@@ -886,6 +962,18 @@ class TestAccuracy:
         assert result.rounds[0].local_accuracy is None
         assert result.rounds[0].failures == 0
 
+    @pytest.mark.parametrize("name", HETEROGENEOUS)
+    def test_initial_arrays_are_not_sent(self, name: str) -> None:
+        """They may be there, as with any other strategy; nothing becomes of them."""
+        runs = [party(name) for _ in range(2)]
+        record = initial(runs[1], watched.net(2, seed=7))
+        runs[0].start(1)
+        result = runs[1].start(1, initial=record)
+        assert not any(each.down_arrays or each.up_arrays for each in runs[1].grid.passed)
+        assert (result.rounds[0].participants, result.rounds[0].failures) == (4, 0)
+        assert same_models(runs[0].grid, runs[1].grid)
+        assert {k: v.data for k, v in result.arrays.items()} == {k: v.data for k, v in record.items()}
+
     def test_nothing_but_numbers_comes_back_from_the_distillation(self) -> None:
         run = party("ktpfl")
         run.start(1)
@@ -931,6 +1019,12 @@ class TestConfig:
             kind(coefficient_learning_rate=0.5, rho=1.5)
         assert kind(coefficient_learning_rate=0.5, rho=1.0).rho == 1.0
         assert kind(coefficient_learning_rate=0.0, rho=1e9).rho == 1e9
+
+    def test_bare_rows_need_a_mean(self) -> None:
+        with pytest.raises(ConfigError, match=r"normalize=none needs reduction=mean: .*got reduction=sum"):
+            KTpFLConfig(normalize="none")
+        assert KTpFLConfig(normalize="none", reduction="mean").normalize == "none"
+        assert KTpFLWeightsConfig(normalize="none").reduction == "sum"
 
     def test_a_step_beyond_the_target_is_refused(self) -> None:
         text = (
