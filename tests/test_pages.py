@@ -101,7 +101,10 @@ def test_every_method_has_its_page(name: str) -> None:
         [f"`{parameter}`", str(default), meaning]
         for parameter, _, default, meaning in registry.get(name).config_class.help()
     ]
-    assert rows(section(page, "Hyper-parameters")) == expected
+    # A page with methods of several configs has a heading for each but the first table.
+    first, *others = re.split(r"^### ", section(page, "Hyper-parameters"), flags=re.M)
+    own = [part for part in others if f"`{name}`" in part.partition("\n")[0]]
+    assert rows(own[0] if own else first) == expected
 
 
 def test_the_readme_lists_the_methods_as_registered() -> None:
@@ -205,17 +208,21 @@ def test_feddkcs_results_on_the_page_are_those_of_the_benchmark() -> None:
     assert {tuple(cells[:4]): cells[4:] for cells in table if len(cells) == 9} == clients
 
 
-@pytest.mark.parametrize("method", ["fedhead", "fedhyb"])
+def percent(spread: dict[str, float | None]) -> str:
+    """Write a mean and its spread; one seed has no spread, and a method without a global model no global one."""
+    if spread["mean"] is None:
+        return "–"
+    return f"{100 * spread['mean']:.2f}" + ("" if spread["std"] is None else f" ± {100 * spread['std']:.2f}")
+
+
+@pytest.mark.parametrize("method", ["fedhead", "fedhyb", "ktpfl"])
 def test_results_by_run_on_the_page_are_those_of_the_benchmark(method: str) -> None:
     paths = sorted((ROOT / "benchmarks" / "results").glob(f"{method}-*.json"))
     measured = {}
     for path in paths:
         for row in results.load(path).summary():
             measured[f"`{path.stem.removeprefix(f'{method}-')}`", f"`{row['method']}`"] = [
-                f"{100 * row[kind]['mean']:.2f}"
-                # One seed has no spread.
-                + ("" if row[kind]["std"] is None else f" ± {100 * row[kind]['std']:.2f}")
-                for kind in ("global_accuracy", "local_accuracy")
+                percent(row[kind]) for kind in ("global_accuracy", "local_accuracy")
             ]
     table = [cells for cells in rows(section(folder(method) / "README.md", "Results")) if len(cells) == 4]
     assert len(paths) > 3
@@ -269,6 +276,31 @@ def test_the_speed_of_distillation_on_the_page_is_that_of_the_benchmark() -> Non
         f"by {memory['once']} over what making the teachers had reached, the loop's by {memory['loop']}"
         in text
     )
+
+
+def test_what_a_step_of_the_matrix_costs_on_the_page_is_that_of_the_benchmark() -> None:
+    found = json.loads((ROOT / "benchmarks" / "results" / "ktpfl.json").read_text(encoding="utf-8"))
+    measured = {
+        f"{each['clients']:,}": [
+            f"{1000 * each['seconds']:.0f}",
+            *(
+                f"{each[way]['products_are_times_as_fast']}" if way in each else "–"
+                for way in ("loop", "autograd")
+            ),
+        ]
+        for each in found["steps"]
+    }
+    table = [cells for cells in rows(section(folder("ktpfl") / "README.md", "Equations")) if len(cells) == 4]
+    assert {cells[0]: cells[1:] for cells in table} == measured
+
+
+def test_what_ktpfl_sends_on_the_page_is_that_of_the_benchmark() -> None:
+    table = [cells for cells in rows(section(folder("ktpfl") / "README.md", "Results")) if len(cells) == 5]
+    assert len(table) > 4
+    for _, run, method, *shown in table:
+        found = results.load(ROOT / "benchmarks" / "results" / f"ktpfl-{run.strip('`')}.json").summary()
+        (row,) = (each for each in found if each["method"] == method.strip("`"))
+        assert shown == [f"{row[kind]['mean'] / 1e6:.3f}" for kind in ("bytes_up", "bytes_down")], run
 
 
 def test_the_speed_of_refinement_on_the_page_is_that_of_the_benchmark() -> None:
