@@ -6,7 +6,7 @@
 set -euo pipefail
 out=${1:-runs/ktpfl}
 shift || true
-[ $# -gt 0 ] || set -- main lenet alone gentle fast sharp precision pfeddf cnn full
+[ $# -gt 0 ] || set -- main lenet alone gentle fast sharp blocks precision pfeddf cnn full
 
 common=(--dataset fashion-mnist --clients 10 --seeds 0,1,2 --backend inline --workers 1 --public-limit 1000
   --set local-epochs=5 --set batch-size=32 --set optimizer=sgd --set learning-rate=0.01 --set lr-decay=1)
@@ -49,6 +49,9 @@ for part in "$@"; do
       sharp)
         [ "$case" = 2 ] || run case-1-sharp fedmd topk-pfl ktpfl -- "${here[@]}" "${mixed[@]}" "${public[@]}" \
           --set temperature=1 --set distill-learning-rate=0.001
+        ;;
+      blocks)
+        [ "$case" = 2 ] || run case-1-blocks topk-pfl ktpfl -- "${here[@]}" --model lenet --seeds 0 "${public[@]}"
         ;;
       cnn)
         [ "$case" = 2 ] || run case-1-cnn fedmd topk-pfl ktpfl -- "${here[@]}" "${public[@]}" \

@@ -30,7 +30,7 @@ from .models import as_feature_model
 from .seeding import derive_seed, forked_global_rng, torch_generator
 from .strategy import KDStrategy, Node
 from .training import fit, make_optimizer
-from .weights import get_weights, load_weights
+from .weights import get_weights, has_finite_weights, load_weights
 from .wire import ArrayTemplate
 
 __all__ = [
@@ -544,7 +544,7 @@ def distil_student(
             best = None if best is None else copy.deepcopy(model.state_dict())
     if best is not None:
         model.load_state_dict(best)
-    if not all(bool(torch.isfinite(value).all()) for value in model.state_dict().values()):
+    if not has_finite_weights(model):
         raise FloatingPointError("the student's weights are no longer finite: try a smaller learning-rate")
     model.eval()
     return Distilled(done, mean, lowest)

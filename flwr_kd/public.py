@@ -29,6 +29,7 @@ from .seeding import numpy_generator
 from .state import StateError
 from .strategy import KDStrategy, NDArray, Node, Outgoing, Reply
 from .training import fit, make_optimizer
+from .weights import has_finite_weights
 
 __all__ = [
     "PublicKnowledgeClient",
@@ -203,7 +204,7 @@ def digest_of(samples: Batches, what: str = "public_set") -> str:
     found = hashlib.sha256()
     for x in read_samples(samples, what):
         try:
-            rows = x.contiguous().numpy()
+            rows = x.detach().cpu().contiguous().numpy()
         except TypeError:
             raise DatasetError(f"{what} must have inputs of a dtype that numpy has, got {x.dtype}") from None
         for row in rows:
@@ -471,7 +472,7 @@ class PublicKnowledgeClient(KDClient):
             raise StateError("no model of this round's training is kept here: it was lost, or never trained")
         self.load(task)
         self.distil(task, samples, rows, unpack_predictions(message.targets))
-        if not all(bool(torch.isfinite(value).all()) for value in self.model.state_dict().values()):
+        if not has_finite_weights(self.model):
             raise FloatingPointError("the weights are no longer finite: try a smaller distill-learning-rate")
         self.keep()
         return Answer(

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-__all__ = ["get_weights", "load_weights"]
+__all__ = ["get_weights", "has_finite_weights", "load_weights"]
 
 NDArray = npt.NDArray[Any]
 
@@ -27,3 +27,12 @@ def get_weights(model: nn.Module) -> dict[str, NDArray]:
 def load_weights(model: nn.Module, weights: Mapping[str, NDArray]) -> None:
     """Give a model other weights, by name; names and shapes must be its own."""
     model.load_state_dict({name: torch.from_numpy(np.array(value)) for name, value in weights.items()})
+
+
+def has_finite_weights(model: nn.Module) -> bool:
+    """Say whether all that a model's ``state_dict`` holds is finite.
+
+    >>> has_finite_weights(nn.Linear(2, 3))
+    True
+    """
+    return all(bool(torch.isfinite(value).all()) for value in model.state_dict().values())

@@ -21,7 +21,7 @@ from flwr_kd.payload import Payload, PayloadError
 from flwr_kd.seeding import derive_seed, forked_global_rng, numpy_generator, torch_generator
 from flwr_kd.strategy import KDStrategy, NDArray, Node, Outgoing, Reply
 from flwr_kd.training import fit, make_optimizer
-from flwr_kd.weights import get_weights, load_weights
+from flwr_kd.weights import get_weights, has_finite_weights, load_weights
 from flwr_kd.wire import ArrayTemplate
 
 from .config import FedGKTConfig
@@ -273,7 +273,7 @@ class FedGKT(KDStrategy):
 
         optimizer = make_optimizer(model, config, config.learning_rate_at(server_round))
         fit(model, optimizer, epoch, loss, epochs=config.server_epochs)
-        if not all(bool(torch.isfinite(value).all()) for value in self._state().values()):
+        if not has_finite_weights(model):
             raise FloatingPointError("weights that are not finite")
 
     def _state(self) -> Mapping[str, Tensor]:

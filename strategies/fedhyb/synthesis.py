@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from flwr_kd.models import ConditionalGenerator
 from flwr_kd.training import batchnorm_frozen
-from flwr_kd.weights import load_weights
+from flwr_kd.weights import has_finite_weights, load_weights
 
 __all__ = [
     "balance_loss",
@@ -175,7 +175,7 @@ def train_generator(
         ((x * gradient).sum() + of_samples).backward()
         optimizer.step()
     generator.eval()
-    if not all(bool(torch.isfinite(value).all()) for value in generator.state_dict().values()):
+    if not has_finite_weights(generator):
         raise FloatingPointError("the generator's weights are no longer finite")
     return value
 

@@ -10,7 +10,7 @@ from flwr_kd.client import Answer, KDClient, Task
 from flwr_kd.config import ConfigError
 from flwr_kd.public import PublicKnowledgeClient
 from flwr_kd.state import StateError
-from flwr_kd.weights import load_weights
+from flwr_kd.weights import has_finite_weights, load_weights
 
 from .config import KTpFLConfig, KTpFLWeightsConfig
 from .functional import distance_scale, transferred
@@ -56,9 +56,17 @@ class KTpFLWeightsClient(KDClient):
             )
 
     def phase_train(self, task: Task) -> Answer:
-        """Train on the local data (equation 9), and return the model."""
+        """Train on the local data (equation 9), and return the model.
+
+        Raises
+        ------
+        FloatingPointError
+            If training leads beyond all numbers. The model of before is kept.
+        """
         self.load(task)
         loss = self.train(task, self.objective(task))
+        if not has_finite_weights(self.model):
+            raise FloatingPointError("the weights are no longer finite: try a smaller learning-rate")
         self.keep()
         return Answer(
             arrays=self.arrays(task.names),
