@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import resource
 import statistics
 import subprocess
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from machine import processor
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -155,12 +155,6 @@ def memory(kind: str) -> dict[str, float]:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     one = sum(value.nbytes for value in student.values())
     return {"teachers": arrays, "one_model": one, "peak_above_start": peak - start}
-
-
-def processor() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return named[0] if named else platform.processor() or platform.machine()
 
 
 if __name__ == "__main__":

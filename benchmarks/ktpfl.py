@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import resource
 import statistics
 import subprocess
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from machine import processor
 from torch import Tensor
 
 from flwr_kd.results import versions
@@ -131,14 +131,6 @@ def autograd(weights: Tensor, predictions: Tensor, shares: Tensor) -> Tensor:
         loss.backward()
     assert learnt.grad is not None
     return step(weights, learnt.grad, RATE, "simplex")
-
-
-def processor() -> str:
-    """Return the processor's name, where the system tells it."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
 
 
 if __name__ == "__main__":

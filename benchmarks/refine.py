@@ -9,7 +9,6 @@ import argparse
 import json
 import math
 import os
-import platform
 import resource
 import statistics
 import subprocess
@@ -25,6 +24,7 @@ import torch
 from flwr.app import ArrayRecord, Context
 from flwr.client import Client
 from flwr.clientapp import ClientApp
+from machine import processor
 from scipy.optimize import brentq
 
 from flwr_kd.client import Answer, Task
@@ -184,14 +184,6 @@ def peak() -> int:
         line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")
     )
     return int(line.split()[1]) * 1024
-
-
-def processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
 
 
 if __name__ == "__main__":
