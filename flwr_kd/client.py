@@ -26,7 +26,7 @@ from .config import ConfigError, MethodConfig
 from .models import SplitModel, as_feature_model
 from .payload import MAX_PAYLOAD_BYTES, Payload, PayloadError
 from .seeding import derive_seed, forked_global_rng, torch_generator
-from .state import PersonalState
+from .state import PersonalState, StateError
 from .training import fit, make_optimizer
 from .weights import load_weights
 from .wire import ArrayTemplate
@@ -272,11 +272,27 @@ class KDClient(NumPyClient):
             If number, names or shapes do not fit the client's model.
         """
         if self.personal:
-            kept = self.state.load()
-            if kept is not None:
-                self.model.load_state_dict(kept)
+            self.load_own()
             return
         load_weights(self.model, self.named(task, task.arrays))
+
+    def load_own(self) -> bool:
+        """Take the model that this client kept in this run; say whether there is one."""
+        kept = self.state.load()
+        if kept is not None:
+            self.model.load_state_dict(kept)
+        return kept is not None
+
+    def load_trained(self) -> None:
+        """Take the model that this client kept after an earlier phase of the round.
+
+        Raises
+        ------
+        StateError
+            If it is not there.
+        """
+        if not self.load_own():
+            raise StateError("no model of this round's training is kept here: it was lost, or never trained")
 
     def named(self, task: Task, arrays: Sequence[NDArray]) -> dict[str, NDArray]:
         """Name one model's arrays, which come in the server's order, and check them.

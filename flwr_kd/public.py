@@ -26,7 +26,6 @@ from .distillation import kl_divergence, soft_targets
 from .ensemble import check_samples, read_samples, try_model
 from .payload import Payload, PayloadError, array
 from .seeding import numpy_generator
-from .state import StateError
 from .strategy import KDStrategy, NDArray, Node, Outgoing, Reply
 from .training import fit, make_optimizer
 from .weights import has_finite_weights
@@ -447,8 +446,7 @@ class PublicKnowledgeClient(KDClient):
         """
         samples, rows, _ = self._asked(task, PublicRows, PublicSamples)
         try_model(self.model, samples, self.device, what="public data", called="model")
-        self.load(task)
-        if self.state.load() is None:
+        if not self.load_own():
             self.prepare(task)
         metrics = {"train-loss": self.train(task, self.objective(task))}
         config = cast(PublicKnowledgeConfig, task.config)
@@ -468,9 +466,7 @@ class PublicKnowledgeClient(KDClient):
             If the distillation leads beyond all numbers. The model of before is kept.
         """
         samples, rows, message = self._asked(task, PublicRowsTargets, PublicSamplesTargets)
-        if self.state.load() is None:
-            raise StateError("no model of this round's training is kept here: it was lost, or never trained")
-        self.load(task)
+        self.load_trained()
         self.distil(task, samples, rows, unpack_predictions(message.targets))
         if not has_finite_weights(self.model):
             raise FloatingPointError("the weights are no longer finite: try a smaller distill-learning-rate")

@@ -46,9 +46,9 @@ class KTpFLWeightsClient(KDClient):
         StateError
             If the server goes by a model of an earlier round that is not here.
         """
-        if self.state.load() is not None:
-            super().load(task)
-        elif task.arrays:
+        if self.load_own():
+            return
+        if task.arrays:
             load_weights(self.model, self.named(task, task.arrays))
         elif task.extra.get(HAS_MODEL):
             raise StateError(
@@ -87,10 +87,8 @@ class KTpFLWeightsClient(KDClient):
             If the new model's outputs are not finite. The model of before is kept.
         """
         config = cast(KTpFLWeightsConfig, task.config)
-        if self.state.load() is None:
-            raise StateError("no model of this round's training is kept here: it was lost, or never trained")
+        self.load_trained()
         target = self.named(task, task.arrays)
-        super().load(task)
         names = list(target)
         own = self.arrays(names)
         scale = distance_scale(own, config.reduction)

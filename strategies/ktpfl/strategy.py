@@ -42,16 +42,19 @@ class CoefficientMatrix:
         Keys of rows and columns, ascending.
     values : Tensor
         ``[N, N]``, float64: row n holds client n's weights over all clients. At first 1/N.
+    expected : list of int
+        Keys of clients that come in with the first that are admitted.
     """
 
     def __init__(self, clients: Iterable[int] = (), values: Tensor | None = None) -> None:
         self.clients = sorted(clients)
         empty = torch.zeros(0, 0, dtype=torch.float64)
         self.values = extend(empty, len(self.clients)) if values is None else values
+        self.expected: list[int] = []
 
     def admit(self, clients: Iterable[int]) -> None:
         """Add new clients; see :func:`~flwr_kd.strategies.ktpfl.functional.extend`."""
-        new = sorted(set(clients) - set(self.clients))
+        new = sorted({*self.expected, *clients} - set(self.clients))
         if new:
             joined = [*self.clients, *new]
             order = torch.tensor(sorted(range(len(joined)), key=joined.__getitem__))
@@ -70,6 +73,12 @@ class CoefficientMatrix:
     def update(self, clients: Sequence[int], weights: Tensor) -> None:
         """Take new weights ``[P, P]`` of those who are there; the counterpart of :meth:`of`."""
         self.values = with_participants(self.values, self.positions(clients), weights)
+
+    def replace(self, clients: Sequence[int], weights: Tensor) -> None:
+        """Make the rows of those who are there anew from weights ``[P, P]``: 0 for all that are absent."""
+        rows = self.positions(clients)
+        self.values[rows] = 0.0
+        self.values[rows[:, None], rows] = weights.double()
 
     def to_state(self) -> dict[str, NDArray]:
         """Return the matrix and its clients as named arrays; nothing where there are none."""
@@ -128,24 +137,21 @@ class KTpFL(PublicKnowledgeStrategy):
     def __init__(self, config: KTpFLConfig | None = None, **options: Any) -> None:
         super().__init__(config, **options)
         self.matrix = CoefficientMatrix()
-        self._roster: list[int] = []
 
     def begin(self, nodes: list[Node]) -> None:
         """Take the clients that are there into the matrix once there are answers."""
         super().begin(nodes)
-        self._roster = [node.key for node in nodes]
+        self.matrix.expected = [node.key for node in nodes]
 
     def targets(self, server_round: int, replies: list[Reply], predictions: Tensor) -> Tensor:
         """Return personalised soft predictions (equation 2), and let the matrix learn (equation 7)."""
         config, clients = cast(KTpFLConfig, self.config), [reply.node.key for reply in replies]
-        self.matrix.admit([*self._roster, *clients])
+        self.matrix.admit(clients)
         if config.coefficients != "learned":
             weights = cosine_coefficients(
                 predictions, config.top_k if config.coefficients == "top-k" else None
             )
-            rows = self.matrix.positions(clients)
-            self.matrix.values[rows] = 0.0
-            self.matrix.values[rows[:, None], rows] = weights.double()
+            self.matrix.replace(clients, weights)
             return personal_targets(weights, predictions)
         weights = self.matrix.of(clients)
         targets = personal_targets(weights, predictions)
@@ -210,7 +216,6 @@ class KTpFLWeights(KDStrategy):
         super().__init__(config, **options)
         self.matrix = CoefficientMatrix()
         self.models: dict[int, list[NDArray]] = {}
-        self._roster: list[int] = []
         self._shape = ArrayTemplate()
         self._holders: dict[int, int] = {}
 
@@ -218,7 +223,7 @@ class KTpFLWeights(KDStrategy):
         """Fix the architecture, and take the clients that are there into the matrix once there are answers."""
         super().begin(nodes)
         self._shape = self._expected(nodes[0])
-        self._roster, self._holders = [node.key for node in nodes], {}
+        self.matrix.expected, self._holders = [node.key for node in nodes], {}
 
     def template_of(self, node: Node) -> ArrayTemplate:
         """Return the one architecture's names and shapes."""
@@ -251,7 +256,7 @@ class KTpFLWeights(KDStrategy):
         if phase != "train":
             return None
         config, clients = cast(KTpFLWeightsConfig, self.config), [reply.node.key for reply in replies]
-        self.matrix.admit([*self._roster, *clients])
+        self.matrix.admit(clients)
         models = [reply.arrays for reply in replies]
         weights = self.matrix.of(clients)
         made = personal_models(weights, models)
