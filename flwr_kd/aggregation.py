@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["shares", "weighted_mean"]
+__all__ = ["RunningMean", "shares", "weighted_mean"]
 
 NDArray = npt.NDArray[Any]
 
@@ -33,10 +33,75 @@ def shares(weights: Sequence[float]) -> npt.NDArray[np.float64]:
     return share / total if total > 0 else np.full(len(share), 1 / len(share))
 
 
-def weighted_mean(models: Sequence[Sequence[NDArray]], weights: Sequence[float]) -> list[NDArray]:
-    r"""Return :math:`\sum_i p_i w_i` with :math:`p_i` the weights over their sum, array by array.
+class RunningMean:
+    r"""A mean :math:`\sum_i n_i w_i / \sum_i n_i` of models that come one after another.
 
-    Source: FedAvg; FedHKD, equation 1.
+    Source: FedAvg; FedHKD, equation 1. Holds one mean in float64, however many models there are. Whole numbers
+    (BatchNorm's counter) are rounded to the nearest and stay whole.
+
+    Examples
+    --------
+    >>> mean = RunningMean()
+    >>> for model, weight in (([np.float32([1, 2])], 2), ([np.float32([4, 8])], 1)):
+    ...     mean.add(model, weight)
+    >>> mean.count, mean.weight, mean.result()
+    (2, 3.0, [array([2., 4.], dtype=float32)])
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.weight = 0.0
+        self._means: list[npt.NDArray[np.float64]] = []
+        self._like: list[tuple[np.dtype[Any], tuple[int, ...]]] = []
+
+    def add(self, model: Sequence[NDArray], weight: float) -> None:
+        """Add a model, whose arrays are not kept.
+
+        Parameters
+        ----------
+        model : sequence of ndarray
+            All models agree in number, shapes and dtypes.
+        weight : float
+            At least 0, for example the client's sample count. As long as all weights are 0, they count alike.
+
+        Raises
+        ------
+        ValueError
+            If a weight is negative, their sum is not finite, or the arrays are not those of the first model.
+        """
+        if not (weight >= 0 and np.isfinite(self.weight + weight)):
+            raise ValueError(f"weights must be finite, at least 0, with a finite sum, got {weight}")
+        like = [(array.dtype, array.shape) for array in model]
+        if not self.count:
+            self._like = like
+            self._means = [np.zeros(shape, dtype=np.float64) for _, shape in like]
+        elif like != self._like:
+            raise ValueError(f"models must have the same arrays, got {like[:3]} after {self._like[:3]}")
+        self.count += 1
+        self.weight += weight
+        if self.weight and not weight:
+            return
+        share = weight / self.weight if self.weight else 1 / self.count
+        # Not the sum, divided at the end: that of float64's largest numbers would be infinite.
+        for mean, array in zip(self._means, model, strict=True):
+            mean *= 1 - share
+            mean += np.multiply(array, share, dtype=np.float64)
+
+    def result(self) -> list[NDArray]:
+        """Return the mean, with the models' dtypes and shapes.
+
+        Raises
+        ------
+        ValueError
+            If there was no model.
+        """
+        if not self.count:
+            raise ValueError("no models to average")
+        return [_cast(mean, dtype) for mean, (dtype, _) in zip(self._means, self._like, strict=True)]
+
+
+def weighted_mean(models: Sequence[Sequence[NDArray]], weights: Sequence[float]) -> list[NDArray]:
+    r"""Return :math:`\sum_i n_i w_i / \sum_i n_i`, array by array; see :class:`RunningMean`.
 
     Parameters
     ----------
@@ -48,13 +113,12 @@ def weighted_mean(models: Sequence[Sequence[NDArray]], weights: Sequence[float])
     Returns
     -------
     list of ndarray
-        Each with the dtype and shape of the input: floats are summed in float64 in the order given, whole
-        numbers (BatchNorm's counter) are rounded to the nearest and stay whole.
+        Each with the dtype and shape of the input.
 
     Raises
     ------
     ValueError
-        If there are no models, or as many weights as models are not given, or a weight is negative.
+        If there are no models, or as many weights as models are not given, or a weight is negative or not finite.
 
     Examples
     --------
@@ -65,14 +129,13 @@ def weighted_mean(models: Sequence[Sequence[NDArray]], weights: Sequence[float])
         raise ValueError(
             f"as many weights as models and at least one expected, got {len(models)}, {len(weights)}"
         )
-    share = shares(weights)
-    return [_mean(column, share) for column in zip(*models, strict=True)]
+    mean = RunningMean()
+    for model, weight in zip(models, weights, strict=True):
+        mean.add(model, weight)
+    return mean.result()
 
 
-def _mean(column: Sequence[NDArray], share: npt.NDArray[np.float64]) -> NDArray:
-    total = np.zeros(column[0].shape, dtype=np.float64)
-    for array, p in zip(column, share, strict=True):
-        total += p * array.astype(np.float64)
-    if column[0].dtype.kind in "iub":
-        total = np.rint(total)
-    return np.asarray(total.astype(column[0].dtype)).reshape(column[0].shape)
+def _cast(mean: npt.NDArray[np.float64], dtype: np.dtype[Any]) -> NDArray:
+    if dtype.kind in "iub":
+        mean = np.rint(mean)
+    return np.asarray(mean).astype(dtype)

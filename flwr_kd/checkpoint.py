@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 from flwr.app import Array, ArrayRecord
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from .config import ConfigError
@@ -42,6 +42,10 @@ class Checkpoint:
         The global arrays; empty where there are none.
     state : mapping
         The method's own state, named arrays.
+    run : str
+        Under which name clients keep what is theirs; the same in a resumed run.
+    trained : mapping
+        The last round in which each client trained, by the client's key.
     """
 
     strategy: str
@@ -50,6 +54,25 @@ class Checkpoint:
     seed: int
     arrays: ArrayRecord
     state: Mapping[str, NDArray]
+    run: str = ""
+    trained: Mapping[int, int] = field(default_factory=dict)
+
+    @staticmethod
+    def prepare(folder: Path) -> None:
+        """Make the folder, see that it can be written to, and remove what a broken-off write left.
+
+        Raises
+        ------
+        ConfigError
+            If it cannot be made or written to.
+        """
+        try:
+            write_atomically(folder / f"{CHECKPOINT}.probe", b"probe")
+            (folder / f"{CHECKPOINT}.probe").unlink()
+            for left in folder.glob(f".{CHECKPOINT}.*"):
+                left.unlink()
+        except OSError as error:
+            raise ConfigError(f"checkpoint_dir must be a folder that can be written to: {error}") from None
 
     def save(self, folder: Path) -> Path:
         """Write the checkpoint, all of it or nothing, and return its file."""
@@ -63,6 +86,8 @@ class Checkpoint:
             "names": json.dumps(list(arrays)),
             "config": json.dumps(dict(self.config)),
             "seed": str(self.seed),
+            "run": self.run,
+            "trained": json.dumps(list(self.trained.items())),
         }
         path = folder / CHECKPOINT
         write_atomically(path, save(tensors, metadata=metadata))
@@ -75,14 +100,17 @@ class Checkpoint:
         Raises
         ------
         ConfigError
-            If it was written by another method or version.
+            If it was written by another method or version, or cannot be read.
         """
         path = folder / CHECKPOINT
         if not path.exists():
             return None
-        with safe_open(path, framework="numpy") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        try:
+            with safe_open(path, framework="numpy") as file:
+                metadata = file.metadata() or {}
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except (SafetensorError, OSError) as error:
+            raise ConfigError(f"{path} cannot be read: {error}") from None
         found = (metadata.get("strategy"), metadata.get("version"))
         if found != (strategy, _VERSION):
             raise ConfigError(f"{path} is of {found[0]} (version {found[1]}), expected {strategy}")
@@ -95,4 +123,6 @@ class Checkpoint:
             int(metadata["seed"]),
             ArrayRecord(arrays),
             state,
+            run=metadata.get("run", ""),
+            trained={int(key): int(last) for key, last in json.loads(metadata.get("trained", "[]"))},
         )

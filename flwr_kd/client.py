@@ -10,12 +10,14 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from logging import WARNING
 from typing import Any, ClassVar, NamedTuple, TypeVar, cast
 
 import numpy.typing as npt
 import torch
 from flwr.app import Context
 from flwr.client import NumPyClient
+from flwr.common.logger import log
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
@@ -182,6 +184,7 @@ class KDClient(NumPyClient):
         self.context = context
         self.augment = augment
         self.state = PersonalState(context)
+        self._trained_round, self._lost_state = 0, False
 
     # ------------------------------------------------------------------ hooks for a method's author
 
@@ -226,6 +229,11 @@ class KDClient(NumPyClient):
             "arrays": ArrayTemplate.of_ndarrays(self._named_arrays()).to_json(),
             **self.properties(),
         }
+        if self.personal:
+            try:
+                self.check_state()
+            except StateError as error:
+                found[wire.REFUSAL] = str(error)
         for key in ("partition-id", "sector"):
             if key in self.context.node_config:
                 found[key] = self.context.node_config[key]
@@ -236,6 +244,8 @@ class KDClient(NumPyClient):
     ) -> tuple[list[NDArray], int, dict[str, bool | int | float | str | bytes]]:
         """Answer one phase of a round."""
         task = self._task(parameters, config)
+        if self.personal:
+            self.check_state()
         handler: Callable[[Task], Answer] | None = getattr(
             self, "phase_" + task.phase.replace("-", "_"), None
         )
@@ -246,6 +256,8 @@ class KDClient(NumPyClient):
         metrics: dict[str, bool | int | float | str | bytes] = {
             name: float(value) for name, value in answer.metrics.items()
         }
+        if self._lost_state:
+            metrics[wire.STATE_LOST] = 1.0
         if answer.payload is not None:
             metrics[wire.PAYLOAD] = answer.payload.to_bytes(max_bytes=task.max_payload_bytes)
         return answer.arrays, answer.num_examples, metrics
@@ -277,10 +289,21 @@ class KDClient(NumPyClient):
         load_weights(self.model, self.named(task, task.arrays))
 
     def load_own(self) -> bool:
-        """Take the model that this client kept in this run; say whether there is one."""
+        """Take the model that this client kept in this run; say whether there is one.
+
+        Where there is none, the model stays as it was built. If the client has trained in this run before, it has
+        lost it, as by a restart: it says so in its log, and to the server.
+        """
         kept = self.state.load()
         if kept is not None:
             self.model.load_state_dict(kept)
+        elif self._trained_round:
+            self._lost_state = True
+            log(
+                WARNING,
+                "the personal model of round %d is not here any more: it begins anew",
+                self._trained_round,
+            )
         return kept is not None
 
     def load_trained(self) -> None:
@@ -313,6 +336,16 @@ class KDClient(NumPyClient):
             raise PayloadError(f"the server's model does not fit this client's: {other}")
         checked = template.check([came[name] for name in template.names])
         return dict(zip(template.names, checked, strict=True))
+
+    def check_state(self) -> None:
+        """Check that the personal model can be kept, before it is trained.
+
+        Raises
+        ------
+        StateError
+            If it cannot; see :meth:`flwr_kd.state.PersonalState.check`.
+        """
+        self.state.check(sum(t.numel() * t.element_size() for t in self.model.state_dict().values()))
 
     def keep(self) -> None:
         """Keep a personal model until the next round."""
@@ -412,6 +445,8 @@ class KDClient(NumPyClient):
     def _task(self, parameters: list[NDArray], config: Mapping[str, Any]) -> Task:
         server_round, phase = int(config.get(wire.ROUND, 1)), str(config.get(wire.PHASE, "train"))
         who = self.context.node_config.get("partition-id", self.context.node_id)
+        self.state.at(str(config.get(wire.RUN, "")), server_round, begins=phase == "train")
+        self._trained_round, self._lost_state = int(config.get(wire.TRAINED, 0)), False
         return Task(
             server_round=server_round,
             phase=phase,

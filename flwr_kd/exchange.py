@@ -13,16 +13,20 @@ from flwr.app import ArrayRecord
 from flwr.serverapp.strategy import Result
 
 from .payload import Payload, PayloadError
-from .wire import ArrayTemplate
+from .wire import REFUSAL, ArrayTemplate
 
-__all__ = ["HandshakeError", "KDResult", "Node", "Outgoing", "Reply", "RoundStats"]
+__all__ = ["HandshakeError", "KDResult", "Node", "Outgoing", "Reply", "RoundStats", "VoidRoundsError"]
 
 NDArray = npt.NDArray[Any]
-_LONGEST_SECTOR, _LONGEST_DIGEST = 100, 128
+_LONGEST_SECTOR, _LONGEST_DIGEST, _LONGEST_REFUSAL = 100, 128, 500
 
 
 class HandshakeError(RuntimeError):
     """Too few clients fit the method; the text names each that was refused, and why."""
+
+
+class VoidRoundsError(RuntimeError):
+    """Too many rounds in a row had too few usable answers."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,8 @@ class Node:
         Samples of the client's public data.
     sector, public_digest : str
         Empty where the client has none.
+    refusal : str
+        Why the client itself says that it cannot take part; empty if it can.
     """
 
     node_id: int
@@ -61,6 +67,7 @@ class Node:
     num_public: int = 0
     sector: str = ""
     public_digest: str = ""
+    refusal: str = ""
 
     @property
     def feature_dim(self) -> int:
@@ -108,6 +115,9 @@ class Node:
             num_public=whole("num-public-examples") if "num-public-examples" in properties else 0,
             sector=_sector(properties.get("sector", "")),
             public_digest=_digest(properties.get("public-digest", "")),
+            refusal="".join(c for c in str(properties.get(REFUSAL, "")) if c.isprintable())[
+                :_LONGEST_REFUSAL
+            ],
         )
 
 
@@ -174,6 +184,8 @@ class RoundStats:
     seconds: float = 0.0
     participants: int = 0
     failures: int = 0
+    void: bool = False
+    """Whether too few answers came, so that the round changed nothing."""
     bytes_by_partition: dict[int, tuple[int, int]] = field(default_factory=dict)
     """(down, up) per partition id, or per node id where a node has no partition id."""
     clients: dict[int, dict[str, float]] = field(default_factory=dict)

@@ -71,6 +71,9 @@ class Fault:
 class InlineGrid(Grid):
     """Runs a ClientApp for a number of nodes inside this process.
 
+    A node's ClientApp runs when its answer is asked for, so that the answers of a round are not all in memory at
+    once; with several ``workers`` a few run ahead.
+
     Parameters
     ----------
     client_app : ClientApp
@@ -120,6 +123,7 @@ class InlineGrid(Grid):
         }
         self._counter = itertools.count(1)
         self._pushes = 0
+        self._waiting: dict[str, tuple[Message, int]] = {}
         self._replies: dict[str, tuple[int, Message]] = {}
         self._pending: dict[str, Future[None]] = {}
         self._lock = threading.Lock()
@@ -164,23 +168,30 @@ class InlineGrid(Grid):
         return list(self.contexts)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Run the ClientApp for each message, or hand it to the threads."""
+        """Take the messages; the ClientApp runs when its answer is asked for."""
         self._pushes += 1
         ids = []
         for message in messages:
             message_id = f"message-{next(self._counter)}"
             message.metadata.__dict__["_message_id"] = message_id
             ids.append(message_id)
-            if self._workers == 1:
-                self._handle(message, self._pushes)
-            else:
-                self._pending[message_id] = self._threads().submit(self._handle, message, self._pushes)
+            self._waiting[message_id] = (message, self._pushes)
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Return the answers that are there."""
+        """Run the ClientApp for messages that it has not seen yet, and return the answers that are there."""
         found = []
-        for message_id in list(message_ids):
+        wanted = list(message_ids)
+        for message_id in wanted:
+            if self._workers > 1:
+                self._submit(message_id)
+            elif message_id in self._waiting:
+                self._handle(*self._waiting.pop(message_id))
+        if self._workers > 1:
+            ahead = 2 * self._workers - len(self._pending) - len(self._replies)
+            for message_id in list(itertools.islice(self._waiting, max(ahead, 0))):
+                self._submit(message_id)
+        for message_id in wanted:
             future = self._pending.get(message_id)
             if future is not None and future.done():
                 del self._pending[message_id]
@@ -196,6 +207,8 @@ class InlineGrid(Grid):
     ) -> Iterable[Message]:
         """Send and wait, as Flower's own loop does; a node that never answers costs no waiting here."""
         waiting = set(self.push_messages(list(messages)))
+        for message_id in waiting if self._workers > 1 else ():
+            self._submit(message_id)
         for future in list(self._pending.values()):
             future.result(timeout=timeout)
         return self.pull_messages(waiting)
@@ -212,6 +225,11 @@ class InlineGrid(Grid):
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self._workers, thread_name_prefix="flwr-kd-node")
         return self._pool
+
+    def _submit(self, message_id: str) -> None:
+        if message_id in self._waiting:
+            message, push = self._waiting.pop(message_id)
+            self._pending[message_id] = self._threads().submit(self._handle, message, push)
 
     def _handle(self, message: Message, push: int) -> None:
         node_id = message.metadata.dst_node_id

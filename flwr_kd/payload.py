@@ -154,6 +154,29 @@ class Payload:
         return save(arrays, metadata=metadata)
 
     @classmethod
+    def max_nbytes(cls, dims: Mapping[str, int], *, others: int) -> int | None:
+        """Return how many bytes the arrays have at most; None where that is not fixed.
+
+        Parameters
+        ----------
+        dims : mapping of str to int
+            Sizes that are known, by the letters of the array fields' shapes.
+        others : int
+            The most that an axis has which is not in ``dims``.
+        """
+        total = 0
+        for item in dataclasses.fields(cls):  # type: ignore[arg-type]
+            spec = item.metadata.get("array")
+            if spec is None:
+                continue
+            if "..." in spec.shape:
+                return None
+            kinds = DTYPES if spec.dtype == "*" else spec.dtype.split("|")
+            sizes = [int(axis) if axis.isdigit() else dims.get(axis, others) for axis in spec.shape]
+            total += max(np.dtype(kind).itemsize for kind in kinds) * math.prod(sizes)
+        return total
+
+    @classmethod
     def from_bytes(
         cls,
         data: bytes,

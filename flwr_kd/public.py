@@ -350,12 +350,13 @@ class PublicKnowledgeStrategy(KDStrategy):
             raise PayloadError(f"soft predictions came as {got}, asked for was {self.public.precision}")
 
     def aggregate_phase(
-        self, phase: str, server_round: int, replies: list[Reply], arrays: ArrayRecord | None
+        self, phase: str, server_round: int, replies: Iterable[Reply], arrays: ArrayRecord | None
     ) -> ArrayRecord | None:
         """Make the targets of those who predicted."""
         if phase != self.phases[0]:
             self._targets = {}
             return None
+        replies = list(replies)
         packed = (cast(SoftPredictions, reply.payload).predictions for reply in replies)
         predictions = torch.stack([unpack_predictions(each) for each in packed])
         found = self.targets(server_round, replies, predictions)

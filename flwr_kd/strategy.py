@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import io
 import json
+import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from logging import INFO, WARNING
 from pathlib import Path
@@ -23,20 +24,39 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from . import wire
-from .aggregation import weighted_mean
+from .aggregation import RunningMean
 from .checkpoint import CHECKPOINT, Checkpoint
-from .config import ConfigError, MethodConfig
-from .exchange import HandshakeError, KDResult, NDArray, Node, Outgoing, Reply, RoundStats
+from .config import ConfigError, MethodConfig, first_line
+from .exchange import HandshakeError, KDResult, NDArray, Node, Outgoing, Reply, RoundStats, VoidRoundsError
 from .payload import MAX_PAYLOAD_BYTES, Payload, PayloadError
 from .seeding import numpy_generator
 from .wire import ArrayTemplate
 
-__all__ = ["HandshakeError", "KDResult", "KDStrategy", "NDArray", "Node", "Outgoing", "Reply", "RoundStats"]
+__all__ = [
+    "MAX_EXAMPLES",
+    "HandshakeError",
+    "KDResult",
+    "KDStrategy",
+    "NDArray",
+    "Node",
+    "Outgoing",
+    "Reply",
+    "RoundStats",
+    "VoidRoundsError",
+]
 
+MAX_EXAMPLES = 1_000_000
+"""Largest sample count with which a client is weighted, unless a strategy is told otherwise."""
 _POLL_FIRST, _POLL_LAST = 0.02, 1.0
+_PULL_ATTEMPTS = 3
+_HANDSHAKE_SECONDS, _LATEST_HANDSHAKE = 120.0, 3600.0
 _SHARES = ("local-accuracy", "local-top5")
 _LARGEST_METRIC = 1e15
 T = TypeVar("T")
+
+
+class _TooFew(Exception):  # noqa: N818
+    """Ends the answers of a phase that has too few of them, before anything was changed."""
 
 
 class KDStrategy(Strategy):
@@ -49,7 +69,8 @@ class KDStrategy(Strategy):
     fraction_train : float
         Share of the available clients that is drawn per round, in (0, 1]; at least ``min_train_nodes``.
     min_train_nodes : int
-        Least number of clients drawn per round.
+        Least number of clients drawn per round, and of usable answers to its first phase: with fewer the round is
+        void, and nothing is changed. A round waits up to ``timeout`` for so many clients to be there.
     min_available_nodes : int
         The run waits for so many fitting clients before round 1.
     fraction_evaluate : float
@@ -58,11 +79,18 @@ class KDStrategy(Strategy):
     seed : int
         Of every random choice on both sides.
     max_payload_bytes : int
-        Largest payload that is sent or accepted.
+        Largest payload that is sent or accepted. Of a client's answer, no more is decoded than its model, classes
+        and samples can need.
+    max_void_rounds : int
+        So many void rounds in a row end the run with :class:`VoidRoundsError`.
+    max_examples : int
+        Largest sample count with which a client is weighted. Counts are what clients claim, and nothing proves
+        them: choose what the largest of yours can have.
     checkpoint_dir : path, optional
-        Arrays and the method's state are written there after every round.
+        Arrays and the method's state are written there after every round that is not void.
     resume : bool
-        Go on after the round of the checkpoint, if there is one.
+        Go on after the round of the checkpoint, if there is one. Clients go on with their personal models where
+        those outlived the run, which needs a ``state-dir`` in their node configs.
     on_round : callable, optional
         Called with the :class:`RoundStats` after every round.
     **hyperparameters
@@ -81,6 +109,8 @@ class KDStrategy(Strategy):
     """By phase, the payload that an answer must have."""
     reply_arrays: ClassVar[frozenset[str]] = frozenset({"train"})
     """Phases whose answers hold the model's arrays."""
+    independent_phases: ClassVar[frozenset[str]] = frozenset()
+    """Phases that do not build on the round's first one, and so take place in a void round, too."""
     reply_metrics: ClassVar[frozenset[str]] = frozenset()
     """Metrics of the method's own in its clients' answers, whose means go into the round's train metrics."""
     sends_weights: ClassVar[bool] = True
@@ -96,6 +126,8 @@ class KDStrategy(Strategy):
         fraction_evaluate: float = 0.0,
         seed: int = 0,
         max_payload_bytes: int = MAX_PAYLOAD_BYTES,
+        max_void_rounds: int = 3,
+        max_examples: int = MAX_EXAMPLES,
         checkpoint_dir: str | Path | None = None,
         resume: bool = False,
         on_round: Callable[[RoundStats], None] | None = None,
@@ -113,14 +145,17 @@ class KDStrategy(Strategy):
         for name, value in (
             ("min_train_nodes", min_train_nodes),
             ("min_available_nodes", min_available_nodes),
+            ("max_void_rounds", max_void_rounds),
         ):
             _in_range(name, value, 1, 2**31)
         _in_range("max_payload_bytes", max_payload_bytes, 1, 2**31 - 2**20)
+        _in_range("max_examples", max_examples, 1, 2**53)
         if resume and checkpoint_dir is None:
             raise ConfigError("resume=True needs checkpoint_dir")
         self.fraction_train, self.fraction_evaluate = fraction_train, fraction_evaluate
         self.min_train_nodes, self.min_available_nodes = min_train_nodes, min_available_nodes
         self.seed, self.max_payload_bytes = seed, max_payload_bytes
+        self.max_void_rounds, self.max_examples = max_void_rounds, max_examples
         self.checkpoint_dir = None if checkpoint_dir is None else Path(checkpoint_dir)
         self.resume, self.on_round = resume, on_round
         self.template = ArrayTemplate()
@@ -130,6 +165,11 @@ class KDStrategy(Strategy):
         self._refused: dict[int, str] = {}
         self._doubles: set[int] = set()
         self._candidates: list[Node] = []
+        self._mute: dict[int, tuple[float, float]] = {}
+        self._last_trained: dict[int, int] = {}
+        self._run = ""
+        self._voids = 0
+        self._capped: set[int] = set()
         self._timeout = 3600.0
         self._hooked: list[Message] = []
         self._hooked_arrays: ArrayRecord | None = None
@@ -209,23 +249,49 @@ class KDStrategy(Strategy):
         """Return the sizes that a node's payload must have, by the letters of its fields' shapes."""
         return {"C": node.num_classes, "D": node.feature_dim}
 
+    def payload_limit(self, phase: str, node: Node) -> int:
+        """Return how many bytes a node's payload can have at most: more are refused before they are decoded.
+
+        The base goes by :meth:`payload_dims`; an axis that is not in it has at most C entries.
+        """
+        kind = self.reply_payloads[phase]
+        found = kind.max_nbytes(self.payload_dims(phase, node), others=node.num_classes)
+        return self.max_payload_bytes if found is None else min(found, self.max_payload_bytes)
+
     def check_reply(self, phase: str, reply: Reply) -> None:
         """Raise :class:`PayloadError` where an answer breaks a rule of the method's own."""
 
     def aggregate_phase(
-        self, phase: str, server_round: int, replies: list[Reply], arrays: ArrayRecord | None
+        self, phase: str, server_round: int, replies: Iterable[Reply], arrays: ArrayRecord | None
     ) -> ArrayRecord | None:
         """Use the answers, in the order of partition ids; return new global arrays, or None to keep the old.
 
         Not called when nobody answered. The base returns the mean weighted by sample counts.
+
+        Parameters
+        ----------
+        phase : str
+            One of :attr:`phases`.
+        server_round : int
+            From 1.
+        replies : iterable of Reply
+            To be gone through once, to its end, before anything of the strategy is changed: where too few come, it
+            ends in an exception, and the round is void. Each is fetched and checked when it is asked for, so a
+            method that only sums holds one at a time; one that needs all takes ``list(replies)``.
+        arrays : ArrayRecord or None
+            The global arrays.
         """
         if phase not in self.reply_arrays:
             return None
-        models, weights = [reply.arrays for reply in replies], [reply.num_examples for reply in replies]
-        return self.template.record(weighted_mean(models, weights))
+        mean = RunningMean()
+        for reply in replies:
+            mean.add(reply.arrays, reply.num_examples)
+            # Else it would still be held while the next is read.
+            del reply
+        return self.template.record(mean.result())
 
     def finish_round(self, server_round: int, arrays: ArrayRecord | None) -> ArrayRecord | None:
-        """End a round in which at least one answer came; return new global arrays, or None to keep them.
+        """End a round that was not void; return new global arrays, or None to keep them.
 
         For a method whose phases leave something to be done together. Nothing by default.
         """
@@ -287,6 +353,8 @@ class KDStrategy(Strategy):
             If clients do not fit the method and too few remain.
         TimeoutError
             If fewer than ``min_available_nodes`` clients come within ``timeout``.
+        VoidRoundsError
+            If ``max_void_rounds`` rounds in a row had fewer than ``min_train_nodes`` usable answers.
         """
         _in_range("num_rounds", num_rounds, 1, 2**31)
         _in_range("timeout", timeout, 0.0, float("inf"), open_low=True)
@@ -305,41 +373,27 @@ class KDStrategy(Strategy):
         assert arrays is not None
         result.arrays = arrays
         self._evaluate_at_server(evaluate_fn, first - 1, arrays, result, None)
-        self.begin(self._wait_for_nodes(grid))
+        self.begin(self._wait_for_nodes(grid, self.min_available_nodes))
 
         for server_round in range(first, num_rounds + 1):
             begun = time.monotonic()
             log(INFO, "[ROUND %d/%d]", server_round, num_rounds)
             self.stats = stats = RoundStats(server_round)
-            nodes = self._refresh_nodes(grid)
-            answered: list[Node] = []
-            train_replies: list[Reply] = []
-            for phase in self.phases:
-                chosen = self.select(phase, server_round, nodes, answered)
-                outgoing = list(self.configure_phase(phase, server_round, chosen, arrays)) if chosen else []
-                messages = self._train_messages(phase, server_round, outgoing, extra)
-                replies = self._checked(phase, self._exchange(grid, messages), forget=True)
-                answered = [reply.node for reply in replies]
-                train_replies.extend(replace(reply, arrays=[], payload=None) for reply in replies)
-                if phase == self.phases[0]:
-                    stats.participants = len(replies)
-                if not replies:
-                    if outgoing or phase == self.phases[0]:
-                        log(WARNING, "round %d, phase %s: no usable answers", server_round, phase)
-                    continue
-                new = self.aggregate_phase(phase, server_round, replies, arrays)
-                arrays = arrays if new is None else new
-                # Else it would still be held while the next answers come in.
-                del replies
-            if train_replies:
-                arrays = self.finish_round(server_round, arrays) or arrays
-            self._summarise(train_replies, result)
+            nodes = self._nodes_of_round(grid)
+            arrays, told = self._run_phases(grid, server_round, nodes, arrays, extra)
+            self._summarise(told, result)
+            if stats.void:
+                self._end_if_void()
+            else:
+                self._evaluate_at_clients(
+                    grid, server_round, nodes, arrays, dict(evaluate_config or {}), result
+                )
             result.arrays = arrays
-            self._evaluate_at_clients(grid, server_round, nodes, arrays, dict(evaluate_config or {}), result)
             stats.seconds = time.monotonic() - begun
             self._evaluate_at_server(evaluate_fn, server_round, arrays, result, stats)
             result.rounds.append(stats)
-            self.save_checkpoint(server_round, arrays)
+            if not stats.void:
+                self.save_checkpoint(server_round, arrays)
             if self.on_round is not None:
                 self.on_round(stats)
         for line in io.StringIO(str(result)):
@@ -362,9 +416,10 @@ class KDStrategy(Strategy):
             )
         if server_round == 1 or not self._begun:
             self._begin(arrays)
-            self.begin(self._wait_for_nodes(grid))
+            self.begin(self._wait_for_nodes(grid, self.min_available_nodes))
+        self._end_if_void()
         self.stats = RoundStats(server_round)
-        nodes = self._refresh_nodes(grid)
+        nodes = self._nodes_of_round(grid)
         self._present = nodes
         chosen = self.select(self.phases[0], server_round, nodes, [])
         outgoing = list(self.configure_phase(self.phases[0], server_round, chosen, arrays)) if chosen else []
@@ -375,15 +430,19 @@ class KDStrategy(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Aggregate a round's answers; the counterpart of :meth:`configure_train`."""
-        phase = self.phases[0]
-        checked = self._checked(phase, self._pair(self._hooked, replies))
+        """Aggregate a round's answers; the counterpart of :meth:`configure_train`.
+
+        Of a void round nothing is returned.
+        """
         result = KDResult()
-        self.stats.participants = len(checked)
-        self._summarise(checked, result)
-        if not checked:
+        pairs = self._pair(self._hooked, replies)
+        try:
+            told, new = self._aggregate(self.phases[0], server_round, pairs, self._hooked_arrays)
+        except _TooFew:
+            self._count_void()
             return None, None
-        new = self.aggregate_phase(phase, server_round, checked, self._hooked_arrays)
+        self._voids = 0
+        self._summarise(told, result)
         new = self.finish_round(server_round, new or self._hooked_arrays) or new
         return new, result.train_metrics_clientapp.get(server_round)
 
@@ -416,60 +475,75 @@ class KDStrategy(Strategy):
         self.template = ArrayTemplate.of(arrays)
         if self.sends_weights and not self.template.names:
             raise ConfigError(f"{type(self).__name__} needs initial_arrays: ArrayRecord(model.state_dict())")
-        self._nodes, self._refused, self._doubles, self._candidates = {}, {}, set(), []
+        self._nodes, self._refused, self._doubles, self._candidates, self._mute = {}, {}, set(), [], {}
+        self._last_trained, self._capped, self._voids = {}, set(), 0
+        self._run = secrets.token_hex(8)
+        if self.checkpoint_dir is not None:
+            Checkpoint.prepare(self.checkpoint_dir)
         # A strategy may be started again; what it learnt in the run before is not this run's.
         self.load_state_arrays({})
         self._begun = True
 
-    def _wait_for_nodes(self, grid: Grid) -> list[Node]:
+    def _wait_for_nodes(self, grid: Grid, least: int) -> list[Node]:
         """Wait for enough fitting nodes, and return them: in a simulation, none may be registered at first."""
         end, pause, told = time.monotonic() + self._timeout, _POLL_FIRST, -1
         while True:
             nodes = self._refresh_nodes(grid)
-            if len(nodes) >= self.min_available_nodes:
+            if len(nodes) >= least:
                 return nodes
             if self._refused:
                 reasons = "; ".join(f"node {node}: {why}" for node, why in sorted(self._refused.items()))
-                raise HandshakeError(
-                    f"{len(nodes)} clients fit, {self.min_available_nodes} are needed; refused: {reasons}"
-                )
+                raise HandshakeError(f"{len(nodes)} clients fit, {least} are needed; refused: {reasons}")
             if time.monotonic() > end:
                 raise TimeoutError(
-                    f"{len(nodes)} clients came within {self._timeout:g} s, {self.min_available_nodes} are needed"
+                    f"{len(nodes)} clients came within {self._timeout:g} s, {least} are needed"
                 )
             if len(nodes) != told:
-                log(INFO, "Waiting for clients: %d of %d", len(nodes), self.min_available_nodes)
+                log(INFO, "Waiting for clients: %d of %d", len(nodes), least)
                 told = len(nodes)
             time.sleep(pause)
             pause = min(pause * 1.5, _POLL_LAST)
 
+    def _nodes_of_round(self, grid: Grid) -> list[Node]:
+        """Return the nodes that are there, once they are enough for a round, or the time for that is over."""
+        end, pause = time.monotonic() + self._timeout, _POLL_FIRST
+        nodes = self._refresh_nodes(grid)
+        if len(nodes) < self.min_train_nodes:
+            log(WARNING, "%d clients are there, a round needs %d: waiting", len(nodes), self.min_train_nodes)
+        while len(nodes) < self.min_train_nodes and time.monotonic() < end:
+            time.sleep(pause)
+            pause = min(pause * 1.5, _POLL_LAST)
+            nodes = self._refresh_nodes(grid)
+        return nodes
+
     def _refresh_nodes(self, grid: Grid) -> list[Node]:
         """Ask for the ids anew, shake hands with new ones, and return those that fit and are there."""
-        ids = sorted(grid.get_node_ids())
+        ids, now = sorted(grid.get_node_ids()), time.monotonic()
+        timeout = min(self._timeout, _HANDSHAKE_SECONDS)
         new = [i for i in ids if i not in self._nodes and i not in self._refused]
+        new = [i for i in new if self._mute.get(i, (0.0, 0.0))[1] <= now]
         config = {**self.config.to_wire(), wire.SEED: self.seed}
-        messages = [wire.properties_message(i, config=config, ttl=self._timeout) for i in new]
+        messages = [wire.properties_message(i, config=config, ttl=timeout) for i in new]
         candidates: list[Node] = []
-        for message, reply in self._exchange(grid, messages):
+        # Of silence, not of all: where many clients share few workers, the last has long to wait.
+        for message, reply in self._receive(grid, messages, timeout, of_silence=True):
             node_id = message.metadata.dst_node_id
-            try:
-                if reply.has_error():
-                    # It may be a passing fault: asked again in the next round.
-                    log(
-                        WARNING,
-                        "node %d did not introduce itself: %s",
-                        node_id,
-                        _last_line(reply.error.reason),
-                    )
-                    continue
-                candidates.append(Node.from_properties(node_id, wire.read_properties(reply)))
-            except PayloadError as error:
-                self._refuse(node_id, str(error))
+            if reply is None:
+                self._ask_again(node_id, f"no answer within {timeout:g} s", timeout)
+            elif isinstance(reply, PayloadError):
+                self._refuse(node_id, str(reply))
+            elif reply.has_error():
+                self._ask_again(node_id, _last_line(reply.error.reason))
+            else:
+                try:
+                    candidates.append(Node.from_properties(node_id, wire.read_properties(reply)))
+                except PayloadError as error:
+                    self._refuse(node_id, str(error))
         # In one order, whichever answered first, since what the clients have in common decides.
         self._candidates = sorted(candidates, key=lambda node: node.order)
         for node in self._candidates:
             try:
-                refusal = self.accept_node(node)
+                refusal = node.refusal or self.accept_node(node)
                 if refusal is None:
                     self.config.check_classes(node.num_classes)
             except (PayloadError, ConfigError) as error:
@@ -489,6 +563,14 @@ class KDStrategy(Strategy):
                 self._doubles.add(node.node_id)
                 log(WARNING, "%s is left out while node %d has the same partition", node, first.node_id)
         return sorted(present.values(), key=lambda node: node.order)
+
+    def _ask_again(self, node_id: int, reason: str, least: float = _POLL_LAST) -> None:
+        """Ask a node that did not introduce itself later on, and ever more seldom: it may be a passing fault."""
+        pause = self._mute.get(node_id, (0.0, 0.0))[0]
+        if not pause:
+            log(WARNING, "node %d did not introduce itself, and is asked again: %s", node_id, reason)
+        pause = min(max(2 * pause, least), _LATEST_HANDSHAKE)
+        self._mute[node_id] = (pause, time.monotonic() + pause)
 
     def _refuse(self, node_id: int, reason: str) -> None:
         self._refused[node_id] = reason
@@ -513,6 +595,7 @@ class KDStrategy(Strategy):
             wire.PHASE: phase,
             wire.SEED: self.seed,
             wire.MAX_BYTES: self.max_payload_bytes,
+            wire.RUN: self._run,
             wire.NAMES: json.dumps(self.template.names),
         }
 
@@ -522,7 +605,8 @@ class KDStrategy(Strategy):
         config = self._config(phase, server_round, extra)
         encoded: dict[int, bytes] = {}
         messages = []
-        for out in outgoing:
+        # Answers are used in the order of the messages.
+        for out in sorted(outgoing, key=lambda each: each.node.order):
             data = None
             if out.payload is not None:
                 # Most methods send everyone the same payload: encode it once.
@@ -532,7 +616,12 @@ class KDStrategy(Strategy):
             message = wire.train_message(
                 out.node.node_id,
                 arrays=out.arrays if out.arrays is None else ArrayRecord(dict(out.arrays)),
-                config={**config, wire.NAMES: json.dumps(self.template_of(out.node).names), **out.config},
+                config={
+                    **config,
+                    wire.NAMES: json.dumps(self.template_of(out.node).names),
+                    wire.TRAINED: self._last_trained.get(out.node.key, 0),
+                    **out.config,
+                },
                 payload=data,
                 ttl=self._timeout,
                 group_id=str(server_round),
@@ -562,59 +651,200 @@ class KDStrategy(Strategy):
             self.stats.count(node, down=wire.nbytes(message.content))
         return messages
 
-    def _exchange(self, grid: Grid, messages: list[Message]) -> list[tuple[Message, Message]]:
-        """Send, and poll with growing pauses until all have answered or the time is over."""
-        if not messages:
-            return []
-        waiting = {i for i in grid.push_messages(messages) if i}
-        replies: list[Message] = []
-        end, pause = time.monotonic() + self._timeout, _POLL_FIRST
-        while waiting:
-            came = list(grid.pull_messages(waiting))
-            replies.extend(came)
-            waiting -= {reply.metadata.reply_to_message_id for reply in came}
-            if not waiting or time.monotonic() > end:
-                break
-            pause = _POLL_FIRST if came else min(pause * 1.5, _POLL_LAST)
-            time.sleep(max(0.0, min(pause, end - time.monotonic())))
-        return self._pair(messages, replies)
+    def _run_phases(
+        self,
+        grid: Grid,
+        server_round: int,
+        nodes: list[Node],
+        arrays: ArrayRecord,
+        extra: Mapping[str, Any],
+    ) -> tuple[ArrayRecord, list[Reply]]:
+        """Run a round's phases; return the new global arrays and the answers, without what they held."""
+        answered: list[Node] = []
+        told: list[Reply] = []
+        for phase in self.phases:
+            if self.stats.void and phase not in self.independent_phases:
+                continue
+            chosen = self.select(phase, server_round, nodes, answered)
+            outgoing = list(self.configure_phase(phase, server_round, chosen, arrays)) if chosen else []
+            messages = self._train_messages(phase, server_round, outgoing, extra)
+            del outgoing
+            pairs = self._receive(grid, messages, self._timeout)
+            try:
+                found, new = self._aggregate(phase, server_round, pairs, arrays)
+            except _TooFew:
+                self._count_void()
+                continue
+            answered = [reply.node for reply in found]
+            told.extend(found)
+            arrays = arrays if new is None else new
+        if self.stats.void:
+            return arrays, told
+        self._voids = 0
+        return self.finish_round(server_round, arrays) or arrays, told
 
-    def _pair(self, messages: Sequence[Message], replies: Iterable[Message]) -> list[tuple[Message, Message]]:
+    def _aggregate(
+        self,
+        phase: str,
+        server_round: int,
+        pairs: Iterable[tuple[Message, Message | PayloadError | None]],
+        arrays: ArrayRecord | None,
+    ) -> tuple[list[Reply], ArrayRecord | None]:
+        """Hand a phase's answers to the method, one by one; return them, without what they held, and new arrays.
+
+        Raises
+        ------
+        _TooFew
+            If it is the round's first phase, and fewer than ``min_train_nodes`` can be used.
+        """
+        told: list[Reply] = []
+        first = phase == self.phases[0]
+        asked = 0
+
+        def answers() -> Iterator[Reply]:
+            nonlocal asked
+            for message, message_back in pairs:
+                asked += 1
+                reply = self._checked(phase, message, message_back)
+                if reply is not None:
+                    if first:
+                        self._last_trained[reply.node.key] = server_round
+                    told.append(replace(reply, arrays=[], payload=None))
+                    yield reply
+                    # Else it would still be held while the next is fetched.
+                    del reply
+            if first:
+                self.stats.participants = len(told)
+                if len(told) < self.min_train_nodes:
+                    raise _TooFew
+
+        coming = answers()
+        waiting = [reply for reply in (next(coming, None),) if reply is not None]
+        if not waiting:
+            if asked:
+                log(WARNING, "round %d, phase %s: no usable answers", server_round, phase)
+            return told, None
+
+        def all_answers() -> Iterator[Reply]:
+            yield waiting.pop()
+            yield from coming
+
+        replies = all_answers()
+        new = self.aggregate_phase(phase, server_round, replies, arrays)
+        # A method that asked for fewer than there are must not cost the others their count.
+        for _ in replies:
+            pass
+        return told, new
+
+    def _count_void(self) -> None:
+        self._voids += 1
+        self.stats.void = True
+        log(
+            WARNING,
+            "round %d is void: %d usable answers, at least %d are needed; nothing is changed",
+            self.stats.server_round,
+            self.stats.participants,
+            self.min_train_nodes,
+        )
+
+    def _end_if_void(self) -> None:
+        if self._voids >= self.max_void_rounds:
+            raise VoidRoundsError(
+                f"{self._voids} rounds in a row were void: the last, round {self.stats.server_round}, had "
+                f"{self.stats.participants} usable answers and {self.stats.failures} failures, min_train_nodes is "
+                f"{self.min_train_nodes}; the warnings before say what failed"
+            )
+
+    def _receive(
+        self, grid: Grid, messages: list[Message], timeout: float, *, of_silence: bool = False
+    ) -> Iterator[tuple[Message, Message | PayloadError | None]]:
+        """Send all, then fetch the answers one at a time, in the order of the messages; None where none came.
+
+        So the order does not depend on who is faster, and the server holds one answer: the others stay at the
+        SuperLink. The timeout is that of all, or of the time in which none comes.
+        """
+        if not messages:
+            return
+        pushed = {i for i in grid.push_messages(messages) if i}
+        end = time.monotonic() + timeout
+        for message in messages:
+            message_id = message.metadata.message_id
+            answer = self._pull(grid, message_id, end) if message_id in pushed else None
+            if of_silence and answer is not None:
+                end = time.monotonic() + timeout
+            yield message, answer
+            del answer
+
+    def _pull(self, grid: Grid, message_id: str, end: float) -> Message | PayloadError | None:
+        """Ask for one answer with growing pauses, at least once, until the time is over."""
+        pause, attempts = _POLL_FIRST, 0
+        while True:
+            last = time.monotonic() >= end
+            try:
+                came = list(grid.pull_messages([message_id]))
+            # Flower decodes here what the client sent, with whatever error that raises.
+            except Exception as error:
+                attempts += 1
+                came = []
+                if last or attempts >= _PULL_ATTEMPTS:
+                    return PayloadError(f"it cannot be fetched: {first_line(error)}")
+            for reply in came:
+                if reply.metadata.reply_to_message_id == message_id:
+                    return reply
+            if last:
+                return None
+            time.sleep(max(0.0, min(pause, end - time.monotonic())))
+            pause = min(pause * 1.5, _POLL_LAST)
+
+    def _pair(
+        self, messages: Sequence[Message], replies: Iterable[Message]
+    ) -> list[tuple[Message, Message | PayloadError | None]]:
         """Pair messages with replies: an error's source is the SuperLink, only what it replies to tells whose."""
-        by_id = {message.metadata.message_id: message for message in messages}
-        pairs: list[tuple[Message, Message]] = []
+        by_id: dict[str, Message] = {}
         for reply in replies:
-            message = by_id.pop(reply.metadata.reply_to_message_id, None)
-            if message is not None:
-                pairs.append((message, reply))
-        for message in by_id.values():
-            if message.metadata.dst_node_id in self._nodes:
-                self.stats.failures += 1
-                log(WARNING, "%s did not answer in time", self._nodes[message.metadata.dst_node_id])
-        return pairs
+            by_id.setdefault(reply.metadata.reply_to_message_id, reply)
+        return [(message, by_id.get(message.metadata.message_id)) for message in messages]
 
     def _checked(
-        self, phase: str, pairs: Iterable[tuple[Message, Message]], *, forget: bool = False
-    ) -> list[Reply]:
-        """Return the answers that are what the phase expects; drop the others with a warning.
+        self, phase: str, message: Message, message_back: Message | PayloadError | None
+    ) -> Reply | None:
+        """Return an answer that is what the phase expects; else say why it is dropped, and return None.
 
-        With ``forget`` each message is emptied once it has been read, so that there is one copy of all knowledge.
+        The message is emptied once it has been read, so that there is one copy of what it held.
         """
-        replies = []
-        for message, message_back in pairs:
-            node = self._nodes[message.metadata.dst_node_id]
-            if message_back.has_error():
-                self.stats.failures += 1
-                log(WARNING, "%s failed: %s", node, _last_line(message_back.error.reason))
-                continue
+        node = self._nodes[message.metadata.dst_node_id]
+        reply = None
+        if message_back is None:
+            log(WARNING, "%s did not answer in time", node)
+        elif isinstance(message_back, PayloadError):
+            log(WARNING, "the answer of %s is dropped: %s", node, message_back)
+        elif message_back.has_error():
+            log(WARNING, "%s failed: %s", node, _last_line(message_back.error.reason))
+        else:
             try:
-                replies.append(self._read(phase, node, message_back))
+                reply = self._read(phase, node, message_back)
             except PayloadError as error:
-                self.stats.failures += 1
                 log(WARNING, "the answer of %s is dropped: %s", node, error)
-            if forget:
-                wire.forget(message_back)
-        return sorted(replies, key=lambda reply: reply.node.order)
+            # What no check of ours foresaw must not cost the others their round either.
+            except Exception as error:
+                log(
+                    WARNING,
+                    "the answer of %s is dropped: unexpected %s: %s",
+                    node,
+                    type(error).__name__,
+                    first_line(error),
+                )
+            wire.forget(message_back)
+        if reply is None:
+            self.stats.failures += 1
+        elif reply.metrics.pop(wire.STATE_LOST, 0):
+            log(
+                WARNING,
+                "%s has lost its personal model, which it had after round %d: it began anew",
+                node,
+                self._last_trained.get(node.key, 0),
+            )
+        return reply
 
     def _read(self, phase: str, node: Node, message: Message) -> Reply:
         raw = wire.read_train_reply(message)
@@ -630,7 +860,7 @@ class KDStrategy(Strategy):
             if raw.payload is None:
                 raise PayloadError(f"{expected.schema}: the payload is missing")
             payload = expected.from_bytes(
-                raw.payload, dims=self.payload_dims(phase, node), max_bytes=self.max_payload_bytes
+                raw.payload, dims=self.payload_dims(phase, node), max_bytes=self.payload_limit(phase, node)
             )
         elif raw.payload is not None:
             raise PayloadError(f"a payload came back, expected none in phase {phase!r}")
@@ -644,7 +874,16 @@ class KDStrategy(Strategy):
                 )
         reply = Reply(node, arrays, raw.num_examples, raw.metrics, payload)
         self.check_reply(phase, reply)
-        return reply
+        if raw.num_examples > self.max_examples and node.key not in self._capped:
+            self._capped.add(node.key)
+            log(
+                WARNING,
+                "%s claims %d samples, and counts as %d (max_examples)",
+                node,
+                raw.num_examples,
+                self.max_examples,
+            )
+        return replace(reply, num_examples=min(raw.num_examples, self.max_examples))
 
     # ------------------------------------------------------------------ numbers
 
@@ -690,23 +929,31 @@ class KDStrategy(Strategy):
         result: KDResult,
     ) -> None:
         messages = self._evaluate_messages(server_round, nodes, arrays, extra)
-        metrics = self._mean_evaluation(self._exchange(grid, messages))
+        metrics = self._mean_evaluation(self._receive(grid, messages, self._timeout))
         if metrics is not None:
             result.evaluate_metrics_clientapp[server_round] = metrics
 
-    def _mean_evaluation(self, pairs: Iterable[tuple[Message, Message]]) -> MetricRecord | None:
+    def _mean_evaluation(
+        self, pairs: Iterable[tuple[Message, Message | PayloadError | None]]
+    ) -> MetricRecord | None:
         rows: list[tuple[int, dict[str, float]]] = []
-        for message, reply in sorted(pairs, key=lambda pair: self._nodes[pair[0].metadata.dst_node_id].order):
+        for message, reply in pairs:
             node = self._nodes[message.metadata.dst_node_id]
             try:
+                if reply is None:
+                    raise PayloadError("it did not answer in time")
+                if isinstance(reply, PayloadError):
+                    raise reply
                 if reply.has_error():
                     raise PayloadError(_last_line(reply.error.reason))
                 answer = wire.read_evaluate_reply(reply)
             except PayloadError as error:
+                self.stats.failures += 1
                 log(WARNING, "the evaluation of %s is dropped: %s", node, error)
                 continue
             if answer.num_examples:
-                rows.append((answer.num_examples, {"loss": answer.loss, **answer.metrics}))
+                count = min(answer.num_examples, self.max_examples)
+                rows.append((count, {"loss": answer.loss, **answer.metrics}))
         if not rows:
             return None
         names = set.intersection(*(set(metrics) for _, metrics in rows))
@@ -736,13 +983,32 @@ class KDStrategy(Strategy):
     # ------------------------------------------------------------------ checkpoints
 
     def save_checkpoint(self, server_round: int, arrays: ArrayRecord) -> Path | None:
-        """Write global arrays and the method's state, where ``checkpoint_dir`` is set."""
+        """Write global arrays and the method's state, where ``checkpoint_dir`` is set; return the file.
+
+        Where that fails, as on a full disk, the checkpoint of before stays, and None is returned with a warning.
+        """
         if self.checkpoint_dir is None:
             return None
         found = Checkpoint(
-            type(self).__name__, server_round, self.config.to_wire(), self.seed, arrays, self.state_arrays()
+            type(self).__name__,
+            server_round,
+            self.config.to_wire(),
+            self.seed,
+            arrays,
+            self.state_arrays(),
+            run=self._run,
+            trained=self._last_trained,
         )
-        return found.save(self.checkpoint_dir)
+        try:
+            return found.save(self.checkpoint_dir)
+        except OSError as error:
+            log(
+                WARNING,
+                "round %d: no checkpoint could be written (%s); the run goes on, the one of before stays",
+                server_round,
+                error,
+            )
+            return None
 
     def load_checkpoint(self) -> tuple[int, ArrayRecord | None] | None:
         """Read the checkpoint: the last round and its arrays; None if there is none.
@@ -767,6 +1033,7 @@ class KDStrategy(Strategy):
         if (other := self.template.difference(ArrayTemplate.of(found.arrays))) is not None:
             raise ConfigError(f"{self.checkpoint_dir / CHECKPOINT} does not fit initial_arrays: {other}")
         self.load_state_arrays(found.state)
+        self._run, self._last_trained = found.run or self._run, dict(found.trained)
         if not found.arrays:
             return found.server_round, None
         arrays = {name: value.numpy() for name, value in found.arrays.items()}

@@ -35,13 +35,17 @@ __all__ = [
 ]
 
 NDArray = npt.NDArray[Any]
-PAYLOAD, PHASE, ROUND, SEED, NAMES, MAX_BYTES = (
+PAYLOAD, PHASE, ROUND, SEED, NAMES, MAX_BYTES, RUN, TRAINED, STATE_LOST, REFUSAL = (
     "payload",
     "phase",
     "server-round",
     "seed",
     "array-names",
     "max-payload-bytes",
+    "run-key",
+    "trained-round",
+    "state-lost",
+    "refusal",
 )
 VARIANCE = "running_var"
 """How the names of BatchNorm's variances end."""

@@ -735,7 +735,7 @@ class TestPrecision:
                 )
 
         run = bare(precision=precision)
-        result = run.start(3, kind=Turned, grid={"after": after})
+        result = run.start(3, kind=Turned, grid={"after": after}, max_void_rounds=4)
         assert participants(result) == [(0, 4)] * 3
         assert not run.grid.of(1, "distill")
 

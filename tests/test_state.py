@@ -139,7 +139,9 @@ class TestLimit:
 class TestFile:
     def test_name_and_folder(self, tmp_path: Path) -> None:
         PersonalState(_context(tmp_path / "deep" / "er", run_id=12, node_id=34)).save(_tensors())
-        assert [p.name for p in (tmp_path / "deep" / "er").iterdir()] == ["run-12-node-34.safetensors"]
+        assert [p.name for p in (tmp_path / "deep" / "er").iterdir()] == [
+            "run-12-node-34-round-0.safetensors"
+        ]
 
     def test_survives_a_new_node_id_by_the_partition_id(self, tmp_path: Path) -> None:
         PersonalState(_context(tmp_path, node_id=1, partition_id=3)).save(_tensors())

@@ -1,4 +1,4 @@
-"""FedAvg: weights, averaged; Flower's own aggregation under our client and numbers."""
+"""FedAvg: weights, averaged."""
 
 from flwr_kd.registry import Method, register
 

@@ -1,10 +1,11 @@
-"""FedAvg's server half: Flower's own aggregation."""
+"""FedAvg's server half: the mean of the models."""
 
-from flwr_kd.flower import FlowerStrategy
+from flwr_kd.strategy import KDStrategy
 
 
-class FedAvg(FlowerStrategy):
-    """Federated averaging (McMahan et al., AISTATS 2017) with Flower's ``FedAvg`` as the aggregation.
+class FedAvg(KDStrategy):
+    """Federated averaging (McMahan et al., AISTATS 2017); the base class does all of it.
 
-    For parameters, see :class:`flwr_kd.strategy.KDStrategy`.
+    The mean is Flower's ``FedAvg``'s, up to rounding: summed in float64, one answer at a time. For parameters, see
+    :class:`flwr_kd.strategy.KDStrategy`.
     """

@@ -54,10 +54,11 @@ class FedDF(DistillingStrategy):
         self.round_trips = 0
 
     def aggregate_phase(
-        self, phase: str, server_round: int, replies: list[Reply], arrays: ArrayRecord | None
+        self, phase: str, server_round: int, replies: Iterable[Reply], arrays: ArrayRecord | None
     ) -> ArrayRecord | None:
         """Average the models, weighted by sample counts, and distil the ensemble of all into the mean."""
         config = cast(FedDFConfig, self.config)
+        replies = list(replies)
         models, weights = [reply.arrays for reply in replies], [reply.num_examples for reply in replies]
         self.round_trips += len(replies)
         names = [str(reply.node) for reply in replies]
@@ -113,6 +114,7 @@ class PFedDF(KDStrategy):
 
     config_class = PFedDFConfig
     phases = ("train", "finetune")
+    independent_phases = frozenset({"finetune"})
     reply_metrics = frozenset({"finetune-loss"})
     sends_weights = False
 
@@ -210,7 +212,7 @@ class PFedDF(KDStrategy):
     # ------------------------------------------------------------------ prototypes
 
     def aggregate_phase(
-        self, phase: str, server_round: int, replies: list[Reply], arrays: ArrayRecord | None
+        self, phase: str, server_round: int, replies: Iterable[Reply], arrays: ArrayRecord | None
     ) -> ArrayRecord | None:
         """Average each group's models, weighted by sample counts, and distil the ensemble of all into each mean."""
         if phase == "train":

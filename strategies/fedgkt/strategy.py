@@ -136,6 +136,10 @@ class FedGKT(KDStrategy):
         """Return N, C and D as the client gave them in the handshake."""
         return {"N": node.num_examples, "C": node.num_classes, "D": node.feature_dim}
 
+    def payload_limit(self, phase: str, node: Node) -> int:
+        """Return the size of all rows that may come."""
+        return min(self._payload_size(node), self.max_payload_bytes)
+
     def check_reply(self, phase: str, reply: Reply) -> None:
         """Refuse another number of rows than of samples, and test rows that were not asked for."""
         message, config = cast(ClientFeatures, reply.payload), cast(FedGKTConfig, self.config)
@@ -147,7 +151,7 @@ class FedGKT(KDStrategy):
             raise PayloadError(f"{test} test rows, expected at most {allowed}")
 
     def aggregate_phase(
-        self, phase: str, server_round: int, replies: list[Reply], arrays: ArrayRecord | None
+        self, phase: str, server_round: int, replies: Iterable[Reply], arrays: ArrayRecord | None
     ) -> ArrayRecord | None:
         """Train the predictor on the answers and make each client's new logits, in one of two orders.
 
@@ -155,6 +159,7 @@ class FedGKT(KDStrategy):
         go on to the next; the order is drawn anew each round. Pooled (FedGKT): train on all rows shuffled
         together, then make all logits.
         """
+        replies = list(replies)
         model = self._model(replies[0].node)
         config = cast(FedGKTConfig, self.config)
         seed = derive_seed(self.seed, "server", server_round)

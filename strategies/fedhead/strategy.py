@@ -135,7 +135,7 @@ class FedHEAD(KDStrategy):
         return outgoing
 
     def aggregate_phase(
-        self, phase: str, server_round: int, replies: list[Reply], arrays: ArrayRecord | None
+        self, phase: str, server_round: int, replies: Iterable[Reply], arrays: ArrayRecord | None
     ) -> ArrayRecord | None:
         """Make the sectors' means and their mean z (steps 10 and 13), or keep what the leaders distilled."""
         if phase != "train":
@@ -144,6 +144,7 @@ class FedHEAD(KDStrategy):
                 self._distilled[sector] = reply.arrays
                 self.leaders[sector] = reply.node
             return None
+        replies = list(replies)
         self._trained = True
         for sector in sorted(self._drawn, key=str):
             mine = [reply for reply in replies if self.sectors[reply.node.key] == sector]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from logging import WARNING
 from typing import Any, ClassVar, cast
 
@@ -57,15 +58,24 @@ class FedHKD(KDStrategy):
         check_counts(cast(HyperKnowledge, reply.payload).counts, reply.num_examples)
 
     def aggregate_phase(
-        self, phase: str, server_round: int, replies: list[Reply], arrays: ArrayRecord | None
+        self, phase: str, server_round: int, replies: Iterable[Reply], arrays: ArrayRecord | None
     ) -> ArrayRecord | None:
         """Average the knowledge by class counts (9) and the weights by sample counts (1)."""
-        messages = [cast(HyperKnowledge, reply.payload) for reply in replies]
-        self.knowledge = aggregate_knowledge(
-            [unpack(m, r.node.num_classes) for m, r in zip(messages, replies, strict=True)]
-        )
-        self._warn_of_noise(np.concatenate([message.counts for message in messages]))
-        return super().aggregate_phase(phase, server_round, replies, arrays)
+        came: list[Knowledge] = []
+
+        def noting() -> Iterator[Reply]:
+            for reply in replies:
+                found = unpack(cast(HyperKnowledge, reply.payload), reply.node.num_classes)
+                came.append(replace(found, counts=found.counts.clamp(max=self.max_examples)))
+                yield reply
+                # Else it would still be held while the next is read.
+                del reply
+
+        mean = super().aggregate_phase(phase, server_round, noting(), arrays)
+        self.knowledge = aggregate_knowledge(came)
+        counts = torch.cat([each.counts for each in came])
+        self._warn_of_noise(counts[counts > 0].numpy())
+        return mean
 
     def state_arrays(self) -> dict[str, NDArray]:
         """Return the global hyper-knowledge."""

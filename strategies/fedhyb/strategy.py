@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from logging import INFO, WARNING
 from typing import Any, cast
 
@@ -69,10 +69,11 @@ class FedHyb(DistillingStrategy):
     config_class = FedHybConfig
 
     def aggregate_phase(
-        self, phase: str, server_round: int, replies: list[Reply], arrays: ArrayRecord | None
+        self, phase: str, server_round: int, replies: Iterable[Reply], arrays: ArrayRecord | None
     ) -> ArrayRecord | None:
         """Average the models by sample counts (equation 2), and fine-tune the mean on the proxy set (8)."""
         config = cast(FedHybConfig, self.config)
+        replies = list(replies)
         models = [reply.arrays for reply in replies]
         self.renew_proxy(models, server_round)
         distilled = self.distil(

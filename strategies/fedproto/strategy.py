@@ -55,11 +55,12 @@ class FedProto(KDStrategy):
         check_counts(message.counts, reply.num_examples)
 
     def aggregate_phase(
-        self, phase: str, server_round: int, replies: list[Reply], arrays: ArrayRecord | None
+        self, phase: str, server_round: int, replies: Iterable[Reply], arrays: ArrayRecord | None
     ) -> ArrayRecord | None:
         """Average the prototypes, weighted by class counts; a class without an answer has none."""
         means = [unpack(r.payload) for r in replies if isinstance(r.payload, Prototypes)]
-        self.prototypes = aggregate_means([m.means for m in means], [m.counts for m in means])
+        counts = [m.counts.clamp(max=self.max_examples) for m in means]
+        self.prototypes = aggregate_means([m.means for m in means], counts)
         return None
 
     def state_arrays(self) -> dict[str, NDArray]:

@@ -249,9 +249,10 @@ class KTpFLWeights(KDStrategy):
         return [Outgoing(node, self._shape.record(self.models[node.key])) for node in nodes]
 
     def aggregate_phase(
-        self, phase: str, server_round: int, replies: list[Reply], arrays: ArrayRecord | None
+        self, phase: str, server_round: int, replies: Iterable[Reply], arrays: ArrayRecord | None
     ) -> ArrayRecord | None:
         """Make the personal global models, and let the matrix learn (equation 11)."""
+        replies = list(replies)
         self._holders |= {reply.node.key: reply.node.node_id for reply in replies}
         if phase != "train":
             return None

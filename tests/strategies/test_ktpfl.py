@@ -864,7 +864,7 @@ class TestWeights:
                         record[key] = Array(np.full_like(value, size))
 
         run = weights_party(normalize=how)
-        result = run.start(6, initial=initial(run), grid={"after": after})
+        result = run.start(6, initial=initial(run), grid={"after": after}, max_void_rounds=6)
         assert len(result.rounds) == 6
         for state in run.matrices:
             assert all(np.isfinite(value).all() for value in state.values())

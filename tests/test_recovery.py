@@ -1,0 +1,576 @@
+"""What a run survives: too few answers, a server that is killed, a full disk, lost models, false claims."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, Context, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+from flwr_kd import registry, state
+from flwr_kd.checkpoint import CHECKPOINT, Checkpoint
+from flwr_kd.config import ConfigError
+from flwr_kd.exchange import Node, VoidRoundsError
+from flwr_kd.inline import Fault, InlineGrid
+from flwr_kd.payload import PayloadError
+from flwr_kd.strategies.fedavg import FedAvg, FedAvgClient
+from flwr_kd.strategies.fedproto import FedProto, FedProtoClient
+from flwr_kd.strategy import HandshakeError, KDStrategy
+
+METHODS = list(registry.methods())
+PERSONAL = [name for name in METHODS if getattr(registry.get(name).client, "personal", False)]
+QUICK: dict[str, Any] = {"local_epochs": 1, "batch_size": 8}
+every = pytest.mark.parametrize("name", METHODS)
+
+
+class Killed(BaseException):
+    """Ends a server as a signal would: nothing of the strategy catches it."""
+
+
+def failing(count: int, rounds: set[int]) -> dict[int, Fault]:
+    return {i: Fault("raise", frozenset(rounds)) for i in range(count)}
+
+
+# ---------------------------------------------------------------------- too few answers
+
+
+@every
+def test_a_round_with_too_few_answers_changes_nothing(name: str, federation: Any, numbers: Any) -> None:
+    """Two of four answer where three are needed: as if the round had not been."""
+    fed = federation(name)
+    states: list[dict[str, Any]] = []
+
+    def note(stats: Any) -> None:
+        states.append({k: v.copy() for k, v in strategy.state_arrays().items()})
+
+    strategy = fed.strategy(min_train_nodes=3, on_round=note)
+    grid = InlineGrid(fed.app(), 4, faults=failing(2, {2}))
+    result = strategy.start(grid, fed.initial(), num_rounds=3, timeout=30.0)
+    assert [(r.participants, r.failures, r.void) for r in result.rounds] == [
+        (4, 0, False),
+        (2, 2, True),
+        (4, 0, False),
+    ]
+    before, after, last = states
+    assert before.keys() == after.keys()
+    assert all(np.array_equal(before[key], after[key]) for key in before)
+    assert result.rounds[1].local_accuracy is None
+    # FedHEAD's state is who is in which sector.
+    if before and not name.startswith("fedhead"):
+        assert any(not np.array_equal(before[key], last[key]) for key in before)
+    # With as many as are needed it counts.
+    _, other = fed.run(rounds=2, grid={"faults": failing(1, {2})}, min_train_nodes=3)
+    assert [(r.participants, r.void) for r in other.rounds] == [(4, False), (3, False)]
+
+
+def test_the_global_model_of_a_void_round_is_the_one_of_before(federation: Any) -> None:
+    fed = federation("fedavg")
+    _, one = fed.run(rounds=1)
+    _, two = fed.run(rounds=2, grid={"faults": failing(2, {2})}, min_train_nodes=3)
+    assert {n: a.data for n, a in one.arrays.items()} == {n: a.data for n, a in two.arrays.items()}
+
+
+def test_too_many_void_rounds_end_the_run(federation: Any, flower_log: list[str], tmp_path: Path) -> None:
+    fed = federation("fedavg")
+    strategy = fed.strategy(min_train_nodes=3, max_void_rounds=2, checkpoint_dir=tmp_path)
+    grid = InlineGrid(fed.app(), 4, faults=failing(2, {2, 4, 5, 6}))
+    with pytest.raises(
+        VoidRoundsError,
+        match=r"2 rounds in a row were void: the last, round 5, had 2 usable answers and 2 failures, "
+        r"min_train_nodes is 3",
+    ):
+        strategy.start(grid, fed.initial(), num_rounds=9, timeout=30.0)
+    assert sum("is void: 2 usable answers, at least 3 are needed" in line for line in flower_log) == 3
+    # What there is, is the last round that counted; a resumed run asks for round 4 again.
+    found = Checkpoint.load(tmp_path, "FedAvg")
+    assert found is not None
+    assert found.server_round == 3
+    resumed = fed.strategy(checkpoint_dir=tmp_path, resume=True)
+    result = resumed.start(InlineGrid(fed.app(), 4), fed.initial(), num_rounds=4, timeout=30.0)
+    assert [r.server_round for r in result.rounds] == [4]
+
+
+def test_flowers_own_loop_has_void_rounds_too(federation: Any) -> None:
+    from flwr.serverapp.strategy import Strategy
+
+    fed = federation("fedavg")
+    strategy = fed.strategy(min_train_nodes=3, max_void_rounds=2)
+    grid = InlineGrid(fed.app(), 4, faults=failing(2, {1}))
+    result = Strategy.start(strategy, grid, fed.initial(), num_rounds=2)
+    assert list(result.train_metrics_clientapp) == [2]
+    grid = InlineGrid(fed.app(), 4, faults=failing(2, {1, 2, 3}))
+    with pytest.raises(VoidRoundsError, match=r"2 rounds in a row were void"):
+        Strategy.start(strategy, grid, fed.initial(), num_rounds=5)
+
+
+class Coming(InlineGrid):
+    """Nodes are there from a certain question for them on."""
+
+    def __init__(
+        self, *args: Any, since: dict[int, int], gone: Callable[[int, int], bool], **kw: Any
+    ) -> None:
+        super().__init__(*args, **kw)
+        self.since, self.gone, self.asked = since, gone, 0
+
+    def get_node_ids(self) -> list[int]:
+        self.asked += 1
+        there = []
+        for node_id, context in self.contexts.items():
+            partition = int(context.node_config["partition-id"])
+            if self.asked > self.since.get(partition, 0) and not self.gone(partition, self.asked):
+                there.append(node_id)
+        return there
+
+
+def test_a_round_waits_for_nodes_that_come_back(federation: Any, flower_log: list[str]) -> None:
+    fed = federation("fedavg", clients=3)
+    # Asked once before round 1, once per round, and again while waiting.
+    grid = Coming(fed.app(), 3, since={}, gone=lambda partition, asked: partition < 2 and 3 <= asked <= 6)
+    result = fed.strategy(min_train_nodes=2).start(grid, fed.initial(), num_rounds=3, timeout=30.0)
+    assert [(r.participants, r.void) for r in result.rounds] == [(3, False)] * 3
+    assert grid.asked > 6
+    assert any("1 clients are there, a round needs 2: waiting" in line for line in flower_log)
+
+
+def test_a_node_that_joins_late_takes_part_from_the_next_round(federation: Any) -> None:
+    fed = federation("fedhkd", clients=3)
+    grid = Coming(fed.app(), 3, since={2: 2}, gone=lambda *_: False)
+    strategy = fed.strategy(min_available_nodes=2)
+    result = strategy.start(grid, fed.initial(), num_rounds=3, timeout=30.0)
+    assert [sorted(r.bytes_by_partition) for r in result.rounds] == [[0, 1], [0, 1, 2], [0, 1, 2]]
+    assert [r.participants for r in result.rounds] == [2, 3, 3]
+
+
+# ---------------------------------------------------------------------- a server that ends and is resumed
+
+
+def states_of(folder: Path, clients: int = 4) -> dict[str, Any]:
+    return {"node_configs": [{"state-dir": str(folder)}] * clients}
+
+
+@every
+@pytest.mark.parametrize("when", ["between", "inside"])
+def test_a_killed_server_goes_on_to_the_same_numbers(
+    name: str, when: str, federation: Any, numbers: Any, tmp_path: Path
+) -> None:
+    """To the last bit, also where clients keep their models: those of a ``state-dir`` outlive the run."""
+    fed = federation(name)
+    whole, expected = fed.run(rounds=3, grid=states_of(tmp_path / "undisturbed"))
+
+    def kill(stats: Any) -> None:
+        if stats.server_round == 2:
+            raise Killed
+
+    broken = fed.strategy(
+        checkpoint_dir=tmp_path / "checkpoint", on_round=kill if when == "between" else None
+    )
+    if when == "inside":
+        # After the clients have trained and answered, before the round is written down.
+        save = broken.save_checkpoint
+
+        def killed(server_round: int, arrays: ArrayRecord) -> Path | None:
+            if server_round == 2:
+                raise Killed
+            return save(server_round, arrays)
+
+        broken.save_checkpoint = killed
+    with pytest.raises(Killed):
+        broken.start(InlineGrid(fed.app(), 4, **states_of(tmp_path / "states")), fed.initial(), num_rounds=3)
+    last = 2 if when == "between" else 1
+
+    # A new run: other node ids, nothing in Flower's state.
+    resumed = fed.strategy(checkpoint_dir=tmp_path / "checkpoint", resume=True)
+    grid = InlineGrid(fed.app(), 4, seed=9, **states_of(tmp_path / "states"))
+    result = resumed.start(grid, fed.initial(), num_rounds=3, timeout=30.0)
+    assert [r.server_round for r in result.rounds] == list(range(last + 1, 4))
+    sent = name == "ktpfl-weights"  # it cannot know that the clients still have their models, and sends them
+    for found, other in zip(numbers(result), numbers(expected)[last:], strict=False):
+        assert found[:3] == other[:3]
+        assert sent or found == other
+    left, right = whole.state_arrays(), resumed.state_arrays()
+    assert left.keys() == right.keys()
+    assert all(np.array_equal(left[key], right[key]) for key in left)
+    kept = [
+        {
+            path.name.partition("-node-")[2]: path.read_bytes()
+            for path in folder.iterdir()
+            if "-round-3" in path.name
+        }
+        for folder in (tmp_path / "undisturbed", tmp_path / "states")
+        if folder.exists()
+    ]
+    # pFedDF's clients keep what they fine-tuned after the last round.
+    assert len(kept) == (2 if name in (*PERSONAL, "pfeddf") else 0)
+    if kept:
+        assert len(kept[0]) == 4
+        assert kept[0] == kept[1]
+
+
+@pytest.mark.parametrize("name", PERSONAL)
+def test_without_a_state_dir_resumed_clients_begin_anew_with_a_warning(
+    name: str, federation: Any, flower_log: list[str], tmp_path: Path
+) -> None:
+    fed = federation(name)
+    fed.run(rounds=2, checkpoint_dir=tmp_path)
+    assert not flower_log
+    _, result = fed.run(rounds=3, checkpoint_dir=tmp_path, resume=True)
+    assert (result.rounds[0].participants, result.rounds[0].failures) == (4, 0)
+    told = [line for line in flower_log if "has lost its personal model, which it had after round 2" in line]
+    assert sorted(line.partition("(partition ")[2][0] for line in told) == list("0123")
+
+
+def test_a_first_visit_is_no_loss(federation: Any, flower_log: list[str]) -> None:
+    fed = federation("fedproto", clients=3)
+    grid = Coming(fed.app(), 3, since={2: 2}, gone=lambda *_: False)
+    fed.strategy(min_available_nodes=2).start(grid, fed.initial(), num_rounds=3, timeout=30.0)
+    assert not [line for line in flower_log if "lost" in line]
+
+
+@pytest.mark.parametrize("name", PERSONAL)
+def test_a_client_that_lost_its_model_is_told_apart_from_a_new_one(
+    name: str, federation: Any, flower_log: list[str]
+) -> None:
+    fed = federation(name)
+
+    def lose(stats: Any) -> None:
+        if stats.server_round == 1:
+            (context,) = [c for c in grid.contexts.values() if c.node_config["partition-id"] == 1]
+            context.state = RecordDict()
+
+    grid = InlineGrid(fed.app(), 4)
+    strategy = fed.strategy(on_round=lose)
+    result = strategy.start(grid, fed.initial(), num_rounds=3, timeout=30.0)
+    lost = [line for line in flower_log if "has lost its personal model" in line]
+    if name == "ktpfl-weights":
+        # It goes by a model that is not there: this round is lost, in the next it is sent one.
+        assert [r.participants for r in result.rounds] == [4, 3, 4]
+        assert any("no model of an earlier round is kept here" in line for line in flower_log)
+        return
+    assert [(r.participants, r.failures) for r in result.rounds] == [(4, 0)] * 3
+    (line,) = lost
+    assert "(partition 1) has lost its personal model, which it had after round 1: it began anew" in line
+
+
+# ---------------------------------------------------------------------- checkpoints
+
+
+SERVER = """
+    import os, signal, sys
+    from pathlib import Path
+    import flwr_kd.state as state
+    from tests.conftest import Federation
+    from flwr_kd.inline import InlineGrid
+
+    folder, when = Path(sys.argv[1]), sys.argv[2]
+    writes = 0
+    real = os.fsync
+
+    def fsync(handle):
+        global writes
+        if when == "writing" and "checkpoint" in os.readlink(f"/proc/self/fd/{handle}") and "probe" not in \\
+                os.readlink(f"/proc/self/fd/{handle}"):
+            writes += 1
+            if writes == 2:
+                os.ftruncate(handle, os.fstat(handle).st_size // 2)
+                os.kill(os.getpid(), signal.SIGKILL)
+        real(handle)
+
+    def between(stats):
+        if when == "between" and stats.server_round == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    state.os.fsync = fsync
+    fed = Federation("fedhkd")
+    fed.strategy(checkpoint_dir=folder, on_round=between).start(
+        InlineGrid(fed.app(), 4), fed.initial(), num_rounds=3
+    )
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="finds the checkpoint's file by /proc")
+@pytest.mark.parametrize(("when", "last"), [("writing", 1), ("between", 2)])
+def test_a_killed_process_leaves_a_whole_checkpoint(
+    when: str, last: int, federation: Any, numbers: Any, tmp_path: Path
+) -> None:
+    """SIGKILL with half of round 2's checkpoint written, or after it: the last whole one is read."""
+    root = Path(__file__).resolve().parents[1]
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(SERVER), str(tmp_path), when],
+        cwd=root,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert len(list(tmp_path.iterdir())) == (2 if when == "writing" else 1)
+    found = Checkpoint.load(tmp_path, "FedHKD")
+    assert found is not None
+    assert found.server_round == last
+    fed = federation("fedhkd")
+    _, expected = fed.run(rounds=3)
+    _, result = fed.run(rounds=3, checkpoint_dir=tmp_path, resume=True)
+    assert numbers(result) == numbers(expected)[last:]
+    # What the broken-off write left is gone.
+    assert [path.name for path in tmp_path.iterdir()] == [CHECKPOINT]
+
+
+@pytest.mark.parametrize("place", ["file", "proc"])
+def test_a_checkpoint_folder_that_cannot_be_written_is_refused_before_round_1(
+    place: str, federation: Any, tmp_path: Path
+) -> None:
+    fed = federation("fedavg")
+    (tmp_path / "file").write_text("")
+    folder = tmp_path / "file" / "checkpoints" if place == "file" else Path("/proc/checkpoints")
+    asked: list[int] = []
+
+    def client_fn(context: Context) -> Any:
+        asked.append(1)
+        raise AssertionError
+
+    with pytest.raises(
+        ConfigError, match=r"checkpoint_dir must be a folder that can be written to: .*checkpoints"
+    ):
+        fed.strategy(checkpoint_dir=folder).start(
+            InlineGrid(ClientApp(client_fn=client_fn), 4), fed.initial(), num_rounds=1
+        )
+    assert not asked
+
+
+FULL_DISK = """
+    import resource, signal, sys
+    from pathlib import Path
+    from tests.conftest import Federation
+    from flwr_kd.inline import InlineGrid
+
+    folder = Path(sys.argv[1])
+    fed = Federation("fedavg")
+
+    def fill(stats):
+        # From now on no file may grow beyond 100 bytes, as on a disk that is full.
+        if stats.server_round == 1:
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
+        if stats.server_round == 3:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+
+    result = fed.strategy(checkpoint_dir=folder, on_round=fill).start(
+        InlineGrid(fed.app(), 4), fed.initial(), num_rounds=int(sys.argv[2])
+    )
+    sys.stdout.write(str([r.participants for r in result.rounds]))
+"""
+
+
+@pytest.mark.parametrize(("rounds", "last"), [(3, 1), (4, 4)])
+def test_a_disk_that_is_full_costs_a_warning(rounds: int, last: int, tmp_path: Path) -> None:
+    root = Path(__file__).resolve().parents[1]
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(FULL_DISK), str(tmp_path), str(rounds)],
+        cwd=root,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == str([4] * rounds)
+    for number in (2, 3):
+        assert done.stderr.count(f"round {number}: no checkpoint could be written ([Errno 27]") == 1
+    assert [path.name for path in tmp_path.iterdir()] == [CHECKPOINT]
+    found = Checkpoint.load(tmp_path, "FedAvg")
+    assert found is not None
+    assert found.server_round == last
+
+
+@pytest.mark.parametrize("damage", ["empty", "half", "text"])
+def test_a_checkpoint_that_cannot_be_read_is_refused(damage: str, federation: Any, tmp_path: Path) -> None:
+    fed = federation("fedavg")
+    fed.run(rounds=1, checkpoint_dir=tmp_path)
+    file = tmp_path / CHECKPOINT
+    data = file.read_bytes()
+    file.write_bytes({"empty": b"", "half": data[: len(data) // 2], "text": b"no checkpoint " * 9}[damage])
+    with pytest.raises(ConfigError, match=rf"{CHECKPOINT} cannot be read"):
+        fed.run(rounds=2, checkpoint_dir=tmp_path, resume=True)
+
+
+# ---------------------------------------------------------------------- personal models
+
+
+def test_a_model_that_cannot_be_kept_is_refused_before_training(
+    federation: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(state, "MAX_STATE_BYTES", 100)
+    fed = federation("fedproto", clients=3)
+    trained: list[int] = []
+    monkeypatch.setattr(FedProtoClient, "train", lambda *_, **__: trained.append(1))
+    with pytest.raises(
+        HandshakeError, match=r"0 clients fit, 3 are needed; refused: .*a personal model of .*state-dir"
+    ):
+        fed.run()
+    assert not trained
+    # Those that name a folder take part.
+    configs = [{"state-dir": str(tmp_path / "states")}, {}, {"state-dir": str(tmp_path / "states")}]
+    monkeypatch.undo()
+    monkeypatch.setattr(state, "MAX_STATE_BYTES", 100)
+    _, result = fed.run(grid={"node_configs": configs}, min_available_nodes=2)
+    assert [sorted(r.bytes_by_partition) for r in result.rounds] == [[0, 2], [0, 2]]
+
+
+def test_a_state_dir_that_cannot_be_written_is_refused_before_training(
+    federation: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    configs = [{"state-dir": str(tmp_path / "file" / "states")}] * 2
+    with pytest.raises(
+        HandshakeError, match=r"state-dir must be a folder that can be written to: .*Not a directory"
+    ):
+        federation("fedproto", clients=2).run(grid={"node_configs": configs})
+
+
+def test_a_state_dir_without_space_is_refused_before_training(
+    federation: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    usage = state.shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(state.shutil, "disk_usage", lambda _: usage._replace(free=1000))
+    configs = [{"state-dir": str(tmp_path)}] * 2
+    with pytest.raises(
+        HandshakeError, match=r"state-dir .* has 0 MB free; a personal model of 0 MB needs twice"
+    ):
+        federation("fedproto", clients=2).run(grid={"node_configs": configs})
+
+
+@pytest.mark.parametrize("run", ["../../etc", "a/b", "x" * 65, "ab\0", "é"])
+def test_the_name_of_a_run_leads_nowhere_else(run: str, tmp_path: Path) -> None:
+    context = Context(1, 2, {"state-dir": str(tmp_path)}, RecordDict(), {})
+    with pytest.raises(state.StateError, match=r"run-key must be at most 64 letters and digits"):
+        state.PersonalState(context).at(run, 1)
+
+
+def test_runs_on_the_same_nodes_do_not_share_models(federation: Any) -> None:
+    """Flower gives each run a state of its own; so does a run-key where the state is the same."""
+    fed = federation("fedproto")
+    grid = InlineGrid(fed.app(), 4)
+    losses = [
+        [r.train_loss for r in fed.strategy().start(grid, fed.initial(), num_rounds=2).rounds]
+        for _ in range(2)
+    ]
+    assert losses[0] == losses[1]
+
+
+# ---------------------------------------------------------------------- claims
+
+
+def claiming(count: Any) -> Fault:
+    def garble(content: RecordDict) -> None:
+        content.metric_records["fitres.num_examples"] = MetricRecord({"num_examples": count})
+
+    return Fault("garbage", garble=garble)
+
+
+def test_the_weight_that_a_client_claims_is_capped(federation: Any, flower_log: list[str]) -> None:
+    fed = federation("fedavg", clients=3)
+    models: list[list[np.ndarray]] = []
+
+    class Noting(FedAvg):
+        def aggregate_phase(self, phase: str, server_round: int, replies: Any, arrays: Any) -> Any:
+            kept = list(replies)
+            models.extend([np.array(a) for a in reply.arrays] for reply in kept)
+            weights.extend(reply.num_examples for reply in kept)
+            return super().aggregate_phase(phase, server_round, kept, arrays)
+
+    weights: list[int] = []
+    strategy = Noting(max_examples=30, min_available_nodes=3, **QUICK)
+    grid = InlineGrid(fed.app(), 3, faults={1: claiming(2**53)})
+    result = strategy.start(grid, fed.initial(), num_rounds=2)
+    assert weights == [24, 30, 26, 24, 30, 26]
+    last = [np.average(np.float64(c), axis=0, weights=[24, 30, 26]) for c in zip(*models[3:], strict=True)]
+    for found, expected in zip(result.arrays.to_numpy_ndarrays(), last, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-7)
+    (line,) = flower_log
+    assert f"(partition 1) claims {2**53} samples, and counts as 30 (max_examples)" in line
+
+
+@pytest.mark.parametrize("name", ["fedproto", "fedhkd"])
+def test_class_counts_are_capped_too(name: str, federation: Any) -> None:
+    strategy, _ = federation(name).run(max_examples=2, rounds=1)
+    counts = {k: v for k, v in strategy.state_arrays().items() if "counts" in k}
+    (found,) = counts.values()
+    # Each of the four clients has six or seven samples of each class; FedHKD does not share all of them.
+    assert found.max() == 8
+    assert name == "fedhkd" or found.tolist() == [8, 8, 8, 8]
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("max_void_rounds", 0), ("max_examples", 0), ("max_examples", 2**54)]
+)
+def test_options_are_checked(option: str, value: int) -> None:
+    with pytest.raises(ConfigError, match=rf"{option} must be in \[1, .*\], got {value}"):
+        FedAvg(**{option: value})
+
+
+def test_a_payload_cannot_be_larger_than_what_the_classes_need() -> None:
+    node = Node(1, num_classes=10, feature_shape=(64,))
+    hkd = registry.get("fedhkd").strategy()
+    assert hkd.payload_limit("train", node) == 10 * (8 + 64 * 4 + 10 * 4 + 8)
+    assert registry.get("fedhkd").strategy(max_payload_bytes=100).payload_limit("train", node) == 100
+    proto = FedProto()
+    assert proto.payload_limit("train", node) == 10 * (8 + 64 * 4 + 8)
+    with pytest.raises(PayloadError, match=r"3000000 bytes is more than max_payload_bytes = 2720"):
+        proto.reply_payloads["train"].from_bytes(
+            b"x" * 3_000_000, max_bytes=proto.payload_limit("train", node)
+        )
+
+
+# ---------------------------------------------------------------------- introductions
+
+
+def test_a_node_that_cannot_introduce_itself_is_told_of_once(
+    federation: Any, flower_log: list[str], make_model: Any, make_blobs: Any
+) -> None:
+    calls: list[int] = []
+
+    def client_fn(context: Context) -> Any:
+        if context.node_config["partition-id"] == 1:
+            calls.append(1)
+            if len(calls) < 3:
+                raise RuntimeError("the data is not mounted yet")
+        return FedAvgClient(make_model(), make_blobs(16, 0), context=context, device="cpu").to_client()
+
+    grid = InlineGrid(ClientApp(client_fn=client_fn), 2)
+    result = FedAvg(min_available_nodes=2, **QUICK).start(
+        grid, ArrayRecord(make_model().state_dict()), num_rounds=1, timeout=30.0
+    )
+    assert result.rounds[0].participants == 2
+    (line,) = flower_log
+    assert "did not introduce itself, and is asked again" in line
+    assert "the data is not mounted yet" in line
+
+
+def test_what_flower_cannot_decode_costs_its_own_contribution(federation: Any, flower_log: list[str]) -> None:
+    """A client's bytes are decoded inside ``pull_messages``; what that raises must not end the run."""
+
+    class Undecodable(InlineGrid):
+        def pull_messages(self, message_ids: Any) -> Any:
+            came = list(super().pull_messages(message_ids))
+            for reply in came:
+                node = self.contexts[reply.metadata.src_node_id].node_config["partition-id"]
+                if node == 2 and reply.metadata.message_type == "train":
+                    raise ValueError("Invalid header\nof an object")
+            return came
+
+    fed = federation("fedavg")
+    strategy: KDStrategy = fed.strategy()
+    result = strategy.start(Undecodable(fed.app(), 4), fed.initial(), num_rounds=2, timeout=2.0)
+    assert [(r.participants, r.failures) for r in result.rounds] == [(3, 1)] * 2
+    assert len(flower_log) == 2
