@@ -35,6 +35,7 @@ from .data import (
     ArrayDataset,
     Bundle,
     DataError,
+    DataSpec,
     augmentation,
     histogram,
     load,
@@ -67,6 +68,13 @@ __all__ = [
 ]
 
 BACKENDS = ("ray", "inline")
+_LARGE_STATE = 10 * 10**6
+_RESTARTS = {"max_restarts": -1, "max_task_retries": 1}
+"""Ray's options of an actor, which Flower takes among the resources of a client.
+
+Flower keeps a dead actor in its pool, and what is handed to it is lost, in every later round. Ray starts it anew
+instead. The retry makes messages wait for that; its price is that a client which has died is asked once more.
+"""
 
 
 class SimulationError(RuntimeError):
@@ -126,6 +134,9 @@ class Experiment:
         What malicious clients do; see :mod:`flwr_kd.attacks`.
     attackers : int
         How many there are, 0 to ``clients``: none without an attack, at least one with it.
+    own : DataSpec, optional
+        The clients have data of their own, of this form, in place of ``dataset`` and ``partition``. For Flower
+        Apps: see :func:`flwr_kd.app.client_data`.
 
     Raises
     ------
@@ -154,6 +165,7 @@ class Experiment:
     augment: str = "none"
     attack: str | None = None
     attackers: int = 0
+    own: DataSpec | None = None
 
     def __post_init__(self) -> None:
         whole = {"clients": 1, "rounds": 1, "workers": 1, "seed": 0, "public_limit": 1, "attackers": 0}
@@ -207,7 +219,9 @@ class Experiment:
 
     def shared(self) -> dict[str, Any]:
         """Return everything but the seed, for a result's ``config``; the public data's name even if not given."""
-        values = {name: value for name, value in asdict(self).items() if name != "seed"}
+        values = {name: value for name, value in asdict(self).items() if name not in ("seed", "own")}
+        if self.own is not None:
+            return {**values, "dataset": "own", "partition": None, **asdict(self.own)}
         return {
             **values,
             "public": public_name(self.public, dataset=self.dataset, data_dir=self.data_dir),
@@ -233,7 +247,7 @@ class Experiment:
                 vocabulary=bundle.vocabulary,
             )
         except ValueError as error:
-            raise ConfigError(f"model {name} does not fit {self.dataset}: {error}") from None
+            raise ConfigError(f"model {name} does not fit {bundle.name}: {error}") from None
 
 
 @dataclass
@@ -310,12 +324,10 @@ def run(
         except Exception as error:
             outcome.failure = error
 
-    app = ClientApp(client_fn=functools.partial(_build_client, method.name, experiment))
+    backend = _run_inline if experiment.backend == "inline" else _run_ray
     with tempfile.TemporaryDirectory(prefix="flwr-kd-state-") as folder:
-        if experiment.backend == "inline":
-            _run_inline(app, experiment, serve, state_dir=_state_dir(experiment, folder))
-        else:
-            _run_ray(app, experiment, serve)
+        build = functools.partial(_build_client, method.name, experiment, _state_dir(experiment, folder))
+        backend(ClientApp(client_fn=build), experiment, serve)
     if outcome.result is None:
         reason = outcome.failure or "it ended without a result"
         raise SimulationError(f"{method.name}: the server failed: {reason}") from outcome.failure
@@ -349,7 +361,8 @@ def check(experiment: Experiment, config: MethodConfig, method: registry.Method 
     ConfigError, DataError
         If a setting does not go with another.
     """
-    client_splits(experiment)
+    if experiment.own is None:
+        client_splits(experiment)
     bundle = bundle_of(experiment)
     config.check_classes(bundle.num_classes)
     _check_attack(experiment, bundle)
@@ -391,6 +404,9 @@ def client_options(method: registry.Method, experiment: Experiment) -> dict[str,
 
 def public_of(experiment: Experiment) -> ArrayDataset:
     """Return an experiment's public data, in the form of the clients' inputs."""
+    if experiment.own is not None:
+        form, data_dir, limit = experiment.own, experiment.data_dir, experiment.public_limit
+        return _public(experiment.public, form, experiment.seed, data_dir, limit)
     dataset, seed, data_dir, *_ = key = _key(experiment)
     public = _public(experiment.public, dataset, seed, data_dir, experiment.public_limit)
     if experiment.image_size is None:
@@ -400,6 +416,10 @@ def public_of(experiment: Experiment) -> ArrayDataset:
 
 def client_splits(experiment: Experiment) -> list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
     """Return each client's training and test rows; the same for all methods of a comparison."""
+    if experiment.own is not None:
+        raise ConfigError(
+            "data of the clients' own (own=...) is at the clients: there is nothing to divide here"
+        )
     return _splits(experiment.partition, experiment.clients, experiment.seed, _key(experiment))
 
 
@@ -437,6 +457,8 @@ def evaluator(
 
 def bundle_of(experiment: Experiment) -> Bundle:
     """Return an experiment's data, loaded once per process: workers answer many messages."""
+    if experiment.own is not None:
+        return experiment.own.bundle()
     side, key = experiment.image_size, _key(experiment)
     bundle = _loaded(*key) if side is None else _padded(key, side)
     if experiment.augment != "none" and len(bundle.input_shape) != 3:
@@ -479,7 +501,9 @@ def _loaded(
 
 
 @functools.lru_cache(maxsize=1)
-def _public(name: str | None, dataset: str, seed: int, data_dir: str | None, limit: int) -> ArrayDataset:
+def _public(
+    name: str | None, dataset: str | DataSpec, seed: int, data_dir: str | None, limit: int
+) -> ArrayDataset:
     return load_public(name, dataset=dataset, seed=seed, data_dir=data_dir, limit=limit)
 
 
@@ -497,9 +521,13 @@ def _splits(
     return [split(labels, part, seed=derive_seed(seed, "split", i)) for i, part in enumerate(parts)]
 
 
-def _build_client(method_name: str, experiment: Experiment, context: Context) -> Client:
+def _build_client(
+    method_name: str, experiment: Experiment, state_dir: str | None, context: Context
+) -> Client:
     """Build one node's client; runs in Ray's workers, so it is given names and not data."""
     method = registry.get(method_name)
+    if state_dir is not None:
+        context.node_config["state-dir"] = state_dir
     index = int(context.node_config["partition-id"])
     bundle, (train, test) = bundle_of(experiment), client_splits(experiment)[index]
     train_set: Dataset[Any] = bundle.train.subset(train)
@@ -526,20 +554,11 @@ def _state_dir(experiment: Experiment, folder: str) -> str | None:
     """Name a folder for personal models that are too large to be copied around with each message."""
     states = [experiment.build_model(index).state_dict() for index in range(len(experiment.models))]
     size = max(sum(t.numel() * t.element_size() for t in state.values()) for state in states)
-    return folder if size > 10 * 10**6 else None
+    return folder if size > _LARGE_STATE else None
 
 
-def _run_inline(
-    app: ClientApp, experiment: Experiment, serve: Callable[[Grid], None], *, state_dir: str | None
-) -> None:
-    extra: dict[str, Any] = {} if state_dir is None else {"state-dir": state_dir}
-    grid = InlineGrid(
-        app,
-        experiment.clients,
-        workers=experiment.workers,
-        node_configs=[extra] * experiment.clients,
-        seed=experiment.seed,
-    )
+def _run_inline(app: ClientApp, experiment: Experiment, serve: Callable[[Grid], None]) -> None:
+    grid = InlineGrid(app, experiment.clients, workers=experiment.workers, seed=experiment.seed)
     before = torch.get_num_threads()
     # As many as a Ray worker has, so that both backends give the same numbers to the last bit.
     torch.set_num_threads(1)
@@ -577,7 +596,7 @@ def _run_ray(app: ClientApp, experiment: Experiment, serve: Callable[[Grid], Non
         else 0.0
     )
     backend: dict[str, Any] = {
-        "client_resources": {"num_cpus": 1, "num_gpus": gpus},
+        "client_resources": {"num_cpus": 1, "num_gpus": gpus, **_RESTARTS},
         "init_args": {"num_cpus": experiment.workers, "include_dashboard": False, "log_to_driver": False},
     }
     if ray.is_initialized():

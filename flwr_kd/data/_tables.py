@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -34,23 +35,62 @@ def table_encoder(rows: AnyArray) -> Callable[[AnyArray], Tensor]:
     return encode
 
 
+@dataclass(frozen=True)
+class Table:
+    """Rows of numbers, and each row's label as it is written.
+
+    Attributes
+    ----------
+    features : ndarray
+        Finite, float64, ``[N, F]``.
+    labels : list of str
+        ``[N]``; empty where the file has none.
+    where : str
+        The column of labels, for errors.
+    """
+
+    features: AnyArray
+    labels: list[str]
+    where: str
+
+
 def read_csv(path: Path) -> Source:
     """Read a table of numbers with one column of labels, see :func:`flwr_kd.data.load`."""
+    table = read_table(path)
+    labels, num_classes = _encode_labels(table.labels, table.where)
+    return Source(Part(table.features, labels), None, num_classes)
+
+
+def read_table(path: Path, *, unlabelled: int | None = None) -> Table:
+    """Read a table of finite numbers with one column of labels, whose header or last column that is.
+
+    Parameters
+    ----------
+    path : Path
+        See :func:`flwr_kd.data.load` for its form.
+    unlabelled : int, optional
+        A file of so many columns has no labels, unless its header names some.
+
+    Raises
+    ------
+    DataError
+        If the file cannot be read, has too little, or something else where a number or a label must be.
+    """
     table = _cells(path)
-    names = _header(table[0])
-    body = table if names is None else table[1:]
-    column = len(table[0]) - 1
-    if names is not None:
-        column = next((names.index(name) for name in _LABEL_NAMES if name in names), column)
-    titles = (
-        [repr(name) for name in table[0]] if names is not None else [str(i) for i in range(len(table[0]))]
-    )
     width = len(table[0])
-    if width < 2 or not body:
-        raise DataError(f"{path} must have at least one feature, one label column and one row of data")
+    labelled = width != unlabelled or _names_label(table[0])
+    names = _header(table[0] if labelled else [*table[0], ""])
+    body = table if names is None else table[1:]
+    column = width - 1 if labelled else width
+    if labelled and names is not None:
+        column = next((names.index(name) for name in _LABEL_NAMES if name in names), column)
+    titles = [repr(name) for name in table[0]] if names is not None else [str(i) for i in range(width)]
+    if width < 1 + labelled or not body:
+        need = "one label column and " if labelled else ""
+        raise DataError(f"{path} must have at least one feature, {need}one row of data")
 
     first_line = 1 if names is None else 2
-    features = np.empty((len(body), width - 1))
+    features = np.empty((len(body), width - labelled))
     for i, row in enumerate(body):
         if len(row) != width:
             raise DataError(f"{path}, row {i + first_line}: {len(row)} cells where the first row has {width}")
@@ -62,8 +102,12 @@ def read_csv(path: Path) -> Source:
                     "(features must be numbers, only the label may be text)"
                 )
             features[i, j] = value
-    labels, num_classes = _encode_labels([row[column] for row in body], f"{path}, column {titles[column]}")
-    return Source(Part(features, labels), None, num_classes)
+    if not labelled:
+        return Table(features, [], "")
+    where, labels = f"{path}, column {titles[column]}", [row[column] for row in body]
+    if any(cell in ("", "?") for cell in labels):
+        raise DataError(f"{where}: a row has no label")
+    return Table(features, labels, where)
 
 
 def _cells(path: Path) -> list[list[str]]:
@@ -81,11 +125,15 @@ def _cells(path: Path) -> list[list[str]]:
 def _header(row: list[str]) -> list[str] | None:
     """Return a header in lower case: a row with a label's name, or a feature that is no number."""
     names = [cell.lower() for cell in row]
-    if any(name in _LABEL_NAMES for name in names):
+    if _names_label(row):
         return names
     # An empty or "?" cell is a missing value, which is reported as such.
     texts = [cell for cell in row[:-1] if cell not in ("", "?")]
     return names if any(not _is_number(cell) for cell in texts) else None
+
+
+def _names_label(row: list[str]) -> bool:
+    return any(cell.lower() in _LABEL_NAMES for cell in row)
 
 
 def _is_number(cell: str) -> bool:
@@ -102,8 +150,6 @@ def _number(cell: str) -> float:
 
 def _encode_labels(cells: list[str], where: str) -> tuple[IntArray, int]:
     """Return the classes as numbers from 0, in the order of values (numbers) or of the alphabet."""
-    if any(cell in ("", "?") for cell in cells):
-        raise DataError(f"{where}: a row has no label")
     numeric = all(_is_number(cell) for cell in cells)
     values: AnyArray = np.asarray([float(cell) for cell in cells] if numeric else cells)
     if numeric and not (values == np.round(values)).all():

@@ -13,6 +13,7 @@ from torch import Tensor
 from flwr_kd.data import _images, _tables, _texts
 from flwr_kd.data._base import AnyArray, ArrayDataset, Bundle, DataError, whole
 from flwr_kd.data._source import Part, Source
+from flwr_kd.data.own import DataSpec, load_samples
 from flwr_kd.data.partitioning import stratified
 from flwr_kd.seeding import numpy_generator
 
@@ -163,7 +164,7 @@ def load(
 def load_public(
     name: str | None,
     *,
-    dataset: str,
+    dataset: str | DataSpec,
     seed: int = 0,
     data_dir: str | None = None,
     limit: int | None = None,
@@ -184,8 +185,10 @@ def load_public(
         ``mnist``, ``mnist`` for both of EMNIST, ``cifar10`` for ``cifar100`` and ``svhn``, ``cifar100`` for
         ``cifar10`` and ``cinic10``. No check is made for samples that two sets share: ``mnist-5k`` is a part
         of ``mnist``. A text set is the same with and without ``-tokens``: its texts take the form of ``dataset``.
-    dataset : str
-        The set that the clients have.
+    dataset : str or DataSpec
+        The set that the clients have, or the form of their own data: ``name`` is then an image set, or the absolute
+        path of a folder of images or of a table, with or without labels (see
+        :func:`flwr_kd.data.load_samples`); there is no default, and each label is -1.
     seed : int
         Must be that of :func:`load`, or what was held back there is not what is returned here.
     data_dir : str, optional
@@ -211,6 +214,8 @@ def load_public(
     torch.Size([359, 1, 8, 8])
     """
     limit = None if limit is None else whole(limit, "limit", 1)
+    if isinstance(dataset, DataSpec):
+        return _public_of_form(name, dataset, seed, data_dir, limit)
     name = public_name(name, dataset=dataset, data_dir=data_dir)
     if name == dataset:
         cut = _cut(dataset, seed, data_dir, hold_back=True)
@@ -224,6 +229,29 @@ def load_public(
     if limit is not None and limit < len(public):
         public = _limited(public, limit, seed, "limit-public")
     return _dataset(encode(public.inputs), public)
+
+
+def _public_of_form(
+    name: str | None, spec: DataSpec, seed: int, data_dir: str | None, limit: int | None
+) -> ArrayDataset:
+    form = f"input-shape {spec.shape_text!r}"
+    path = Path((name or "").removeprefix("csv:"))
+    if path.is_absolute():
+        try:
+            return load_samples(path, spec, seed=seed, limit=limit)
+        except DataError as error:
+            raise DataError(f"public: {error}") from None
+    allowed = "the absolute path of a folder or of a csv file" + (", or an image set" if spec.images else "")
+    if not name:
+        raise DataError(
+            f"public must be {allowed}: there is no default for data of {form}, got {name or ''!r}"
+        )
+    if _kind(name) != "images" or not spec.images:
+        raise DataError(f"public must be {allowed} for data of {form}, got {name!r} ({_kind(name)})")
+    part = _source(name, data_dir).pool
+    part = part if limit is None or limit >= len(part) else _limited(part, limit, seed, "limit-public")
+    x = _images.encode_images(part.inputs, spec.image_spec).contiguous()
+    return ArrayDataset(x, torch.full((len(x),), -1))
 
 
 def public_name(name: str | None, *, dataset: str, data_dir: str | None = None) -> str:

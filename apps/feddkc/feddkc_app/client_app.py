@@ -1,26 +1,17 @@
-"""FedDKC's ClientApp: a client whose model is its own, trained on its part of the data set."""
+"""FedDKC's ClientApp: a client whose model is its own, trained on its part of the data set or on its own data."""
 
 from flwr.app import Context
 from flwr.client import Client
 from flwr.clientapp import ClientApp
 
-from flwr_kd.app import experiment
-from flwr_kd.simulation import bundle_of, client_splits
+from flwr_kd.app import client_data
 from flwr_kd.strategies.feddkc import FedDKCClient
 
 
 def client_fn(context: Context) -> Client:
-    index, clients = (int(context.node_config[name]) for name in ("partition-id", "num-partitions"))
-    run = experiment(context, clients)
-    # With data of your own, these two lines are what changes; in the same order for every message.
-    samples = bundle_of(run).train
-    train_rows, test_rows = client_splits(run)[index]
-    return FedDKCClient(
-        run.build_model(index),
-        samples.subset(train_rows),
-        samples.subset(test_rows),
-        context=context,
-    ).to_client()
+    # A model and data sets of another kind go here, the same ones for every message.
+    model, train_set, test_set = client_data(context)
+    return FedDKCClient(model, train_set, test_set, context=context).to_client()
 
 
 app = ClientApp(client_fn=client_fn)

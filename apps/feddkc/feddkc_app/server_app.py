@@ -4,7 +4,7 @@ import torch
 from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
 
-from flwr_kd.app import check, comparison, experiment, output_folder
+from flwr_kd.app import check, comparison, experiment, output_folder, phase_timeout, strategy_options
 from flwr_kd.results import save
 from flwr_kd.strategies.feddkc import FedDKC, FedDKCConfig
 
@@ -16,20 +16,19 @@ def main(grid: Grid, context: Context) -> None:
     run = experiment(context)
     out = output_folder(context)
     config = FedDKCConfig.from_wire(context.run_config)
-    # With data of your own, leave this out: the server needs none.
+    # With models or data sets of another kind, leave this out: the server needs none.
     check(run, config)
     # So that the numbers are those of `flwr-kd simulate`: more threads are faster, and round otherwise.
     torch.set_num_threads(1)
-    strategy = FedDKC(
-        config,
-        # Where the predictor is trained; server_model=... is one of your own.
-        device=run.device,
-        seed=run.seed,
-        fraction_train=run.fraction_train,
-        min_available_nodes=run.clients,
-    )
+    # Where the predictor is trained; server_model=... is one of your own.
+    strategy = FedDKC(config, device=run.device, **strategy_options(context))
     # No arrays and no evaluate_fn: the models stay at the clients.
-    result = strategy.start(grid=grid, initial_arrays=ArrayRecord(), num_rounds=run.rounds)
+    result = strategy.start(
+        grid=grid,
+        initial_arrays=ArrayRecord(),
+        num_rounds=run.rounds,
+        timeout=phase_timeout(context),
+    )
     if out is not None:
         method = f"feddkc-{config.refinement}"
         save(comparison(context, strategy, result, method=method, app="apps/feddkc"), out)

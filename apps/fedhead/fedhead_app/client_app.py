@@ -1,26 +1,17 @@
-"""FedHEAD's ClientApp: a client that trains on its part of the data set, and distils where it leads its sector."""
+"""FedHEAD's ClientApp: a client that trains on its data, and distils where it leads its sector."""
 
 from flwr.app import Context
 from flwr.client import Client
 from flwr.clientapp import ClientApp
 
-from flwr_kd.app import experiment
-from flwr_kd.simulation import bundle_of, client_splits
+from flwr_kd.app import client_data
 from flwr_kd.strategies.fedhead import FedHEADClient
 
 
 def client_fn(context: Context) -> Client:
-    index, clients = (int(context.node_config[name]) for name in ("partition-id", "num-partitions"))
-    run = experiment(context, clients)
-    # With data of your own, these two lines are what changes.
-    samples = bundle_of(run).train
-    train_rows, test_rows = client_splits(run)[index]
-    return FedHEADClient(
-        run.build_model(),
-        samples.subset(train_rows),
-        samples.subset(test_rows),
-        context=context,
-    ).to_client()
+    # A model and data sets of another kind go here, the same ones for every message.
+    model, train_set, test_set = client_data(context)
+    return FedHEADClient(model, train_set, test_set, context=context).to_client()
 
 
 app = ClientApp(client_fn=client_fn)

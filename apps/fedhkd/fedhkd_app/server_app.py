@@ -3,9 +3,17 @@
 from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
 
-from flwr_kd.app import check, comparison, experiment, output_folder
+from flwr_kd import registry
+from flwr_kd.app import (
+    check,
+    comparison,
+    evaluator,
+    experiment,
+    output_folder,
+    phase_timeout,
+    strategy_options,
+)
 from flwr_kd.results import save
-from flwr_kd.simulation import bundle_of, evaluator
 from flwr_kd.strategies.fedhkd import FedHKD, FedHKDConfig
 
 app = ServerApp()
@@ -13,22 +21,18 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    run = experiment(context)
+    run = experiment(context).of(registry.get("fedhkd"))
     out = output_folder(context)
     config = FedHKDConfig.from_wire(context.run_config)
-    # With data of your own, leave this out, and evaluate_fn if the server has no test data.
+    # With a model or data sets of another kind: leave this out, and evaluate_fn if the server has no test data.
     check(run, config)
-    strategy = FedHKD(
-        config,
-        seed=run.seed,
-        fraction_train=run.fraction_train,
-        min_available_nodes=run.clients,
-    )
+    strategy = FedHKD(config, **strategy_options(context))
     result = strategy.start(
         grid=grid,
         initial_arrays=ArrayRecord(run.build_model().state_dict()),
         num_rounds=run.rounds,
-        evaluate_fn=evaluator(run.build_model, bundle_of(run)),
+        timeout=phase_timeout(context),
+        evaluate_fn=evaluator(context, run),
     )
     if out is not None:
         save(comparison(context, strategy, result, method="fedhkd", app="apps/fedhkd"), out)

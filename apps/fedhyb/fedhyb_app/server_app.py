@@ -4,11 +4,19 @@ import torch
 from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
 
-from flwr_kd import registry
-from flwr_kd.app import check, comparison, experiment, hyperparameters, output_folder
-from flwr_kd.config import ConfigError
+from flwr_kd.app import (
+    check,
+    chosen_method,
+    comparison,
+    evaluator,
+    experiment,
+    hyperparameters,
+    output_folder,
+    phase_timeout,
+    strategy_options,
+)
 from flwr_kd.results import save
-from flwr_kd.simulation import bundle_of, evaluator, server_options
+from flwr_kd.simulation import server_options
 
 METHODS = ("fedhyb", "fedhyb-star", "fedhyb-1", "fedhyb-2", "fedhyb-3")
 app = ServerApp()
@@ -16,30 +24,22 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    name = str(context.run_config["method"])
-    if name not in METHODS:
-        raise ConfigError(f"method must be one of {', '.join(METHODS)}, got {name!r}")
-    method = registry.get(name)
+    method = chosen_method(context, METHODS)
     run = experiment(context).of(method)
     out = output_folder(context)
     config = hyperparameters(method, context.run_config)
-    # With data of your own, leave this out, and evaluate_fn if the server has no test data.
+    # With a model or data sets of another kind: leave this out, and evaluate_fn if the server has no test data.
     check(run, config, method)
     # So that the numbers are those of `flwr-kd simulate`: more threads are faster, and round otherwise.
     torch.set_num_threads(1)
-    strategy = method.strategy(
-        config,
-        # With data of your own: what README.md says for the variant.
-        **server_options(method, run),
-        seed=run.seed,
-        fraction_train=run.fraction_train,
-        min_available_nodes=run.clients,
-    )
+    # With data sets of another kind, in place of server_options: what README.md says for the variant.
+    strategy = method.strategy(config, **server_options(method, run), **strategy_options(context))
     result = strategy.start(
         grid=grid,
         initial_arrays=ArrayRecord(run.build_model().state_dict()),
         num_rounds=run.rounds,
-        evaluate_fn=evaluator(run.build_model, bundle_of(run)),
+        timeout=phase_timeout(context),
+        evaluate_fn=evaluator(context, run),
     )
     if out is not None:
-        save(comparison(context, strategy, result, method=name, app="apps/fedhyb"), out)
+        save(comparison(context, strategy, result, method=method.name, app="apps/fedhyb"), out)

@@ -1,30 +1,20 @@
-"""The ClientApp: a client whose model is its own, trained on its part of the data set, and on public data."""
+"""The ClientApp: a client whose model is its own, trained on its own data and on public data."""
 
 from flwr.app import Context
 from flwr.client import Client
 from flwr.clientapp import ClientApp
 
 from flwr_kd import registry
-from flwr_kd.app import experiment
-from flwr_kd.simulation import bundle_of, client_options, client_splits
+from flwr_kd.app import client_data, public_options
 
 
 def client_fn(context: Context) -> Client:
-    index, clients = (int(context.node_config[name]) for name in ("partition-id", "num-partitions"))
     method = registry.get(str(context.run_config["method"]))
-    run = experiment(context, clients)
-    # With data of your own, these three lines are what changes. The third is then public = {"public_set": ...}: the
-    # same samples in the same order at every client, for every message; none where the server has them.
-    samples = bundle_of(run).train
-    train_rows, test_rows = client_splits(run)[index]
-    public = {} if context.run_config["public-data"] == "server" else client_options(method, run)
-    return method.client(
-        run.build_model(index),
-        samples.subset(train_rows),
-        samples.subset(test_rows),
-        context=context,
-        **public,
-    ).to_client()
+    # A model and data sets of another kind go here, the same ones for every message, and public_set=...: the same
+    # samples in the same order at every client, or none where the server has them.
+    model, train_set, test_set = client_data(context)
+    public = public_options(context, method)
+    return method.client(model, train_set, test_set, context=context, **public).to_client()
 
 
 app = ClientApp(client_fn=client_fn)

@@ -4,8 +4,16 @@ import torch
 from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
 
-from flwr_kd import registry
-from flwr_kd.app import check, comparison, experiment, hyperparameters, output_folder
+from flwr_kd.app import (
+    check,
+    chosen_method,
+    comparison,
+    experiment,
+    hyperparameters,
+    output_folder,
+    phase_timeout,
+    strategy_options,
+)
 from flwr_kd.config import ConfigError
 from flwr_kd.results import save
 from flwr_kd.simulation import server_options
@@ -16,27 +24,28 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    name = str(context.run_config["method"])
-    if name not in METHODS:
-        raise ConfigError(f"method must be one of {', '.join(METHODS)}, got {name!r}")
-    method = registry.get(name)
+    method = chosen_method(context, METHODS)
     run = experiment(context).of(method)
     out = output_folder(context)
     config = hyperparameters(method, context.run_config)
-    # With data of your own, leave this out.
+    warm_up = config.to_wire().get("warmup-epochs", 0)
+    if run.own is not None and warm_up:
+        raise ConfigError(
+            f"warmup-epochs must be 0 with classes: public data has no labels then, got {warm_up}"
+        )
+    # With models or data sets of another kind, leave this out.
     check(run, config, method)
     # So that the numbers are those of `flwr-kd simulate`: more threads are faster, and round otherwise.
     torch.set_num_threads(1)
-    strategy = method.strategy(
-        config,
-        # With data of your own, leave this out, too: the server needs no public data, and expects the set that most
-        # clients have. With public-data="server" it is public_set=..., of which samples are sent.
-        **server_options(method, run),
-        seed=run.seed,
-        fraction_train=run.fraction_train,
-        min_available_nodes=run.clients,
-    )
+    # With data sets of another kind, server_options is public_set=..., or nothing: the server then expects the set
+    # that most clients have. With public-data="server" it is needed, and its samples are sent.
+    strategy = method.strategy(config, **server_options(method, run), **strategy_options(context))
     # No arrays and no evaluate_fn: the models stay at the clients.
-    result = strategy.start(grid=grid, initial_arrays=ArrayRecord(), num_rounds=run.rounds)
+    result = strategy.start(
+        grid=grid,
+        initial_arrays=ArrayRecord(),
+        num_rounds=run.rounds,
+        timeout=phase_timeout(context),
+    )
     if out is not None:
-        save(comparison(context, strategy, result, method=name, app="apps/ktpfl"), out)
+        save(comparison(context, strategy, result, method=method.name, app="apps/ktpfl"), out)

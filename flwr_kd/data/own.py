@@ -1,0 +1,459 @@
+"""Data of a client's own: a folder of images by class, or a csv file, in the form that all clients agreed on.
+
+Clients of a federation share no files, so nothing is fitted to any of them: labels are numbered by their names in
+:class:`DataSpec`, images are normalised by constants, and tables go in as they are.
+"""
+
+from __future__ import annotations
+
+import os
+import unicodedata
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flwr_kd.config import first_line, unknown_name
+from flwr_kd.data._base import AnyArray, ArrayDataset, Bundle, DataError, require
+from flwr_kd.data._images import ImageSpec, adapt
+from flwr_kd.data._tables import read_table
+from flwr_kd.data.partitioning import split, stratified
+from flwr_kd.seeding import derive_seed, numpy_generator
+
+__all__ = ["IMAGE_ENDINGS", "DataSpec", "load_own", "load_samples", "load_test"]
+
+IMAGE_ENDINGS = (".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+"""Endings of the files that are read as images."""
+
+_TEST_FRACTION = 0.2
+# Grey values in [0, 1] to [-1, 1], whatever the images are: means of one client's images would tell of them.
+_MEAN = _STD = 0.5
+_FORMS = "a folder with one sub-folder of images per class, or a csv file"
+
+
+@dataclass(frozen=True)
+class DataSpec:
+    """What clients with data of their own agree on: the labels, and the shape of an input.
+
+    Parameters
+    ----------
+    classes : tuple of str
+        Names of the labels in the order of the model's outputs, at least 2. A client need not have all.
+    input_shape : tuple of int
+        ``(channels, height, width)`` for images, with 1 or 3 channels; ``(columns,)`` for tables.
+
+    Raises
+    ------
+    DataError
+        If a value is not allowed.
+
+    Examples
+    --------
+    >>> DataSpec.parse("cat, dog", "3x32x32")
+    DataSpec(classes=('cat', 'dog'), input_shape=(3, 32, 32))
+    """
+
+    classes: tuple[str, ...]
+    input_shape: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        names = tuple(_normal(name) for name in self.classes)
+        object.__setattr__(self, "classes", names)
+        if len(names) < 2 or "" in names or len(set(names)) < len(names):
+            raise DataError(f"classes must be at least 2 different names, got {', '.join(map(repr, names))}")
+        if not _is_shape(self.input_shape):
+            raise DataError(f"input-shape {_SHAPES}, got {list(self.input_shape)}")
+
+    @classmethod
+    def parse(cls, classes: str, input_shape: str) -> DataSpec:
+        """Read names separated by commas, and sizes separated by "x".
+
+        Raises
+        ------
+        DataError
+            If a value is not allowed.
+        """
+        sizes = [size.strip() for size in input_shape.lower().split("x")]
+        shape = tuple(int(size) for size in sizes if size.isascii() and size.isdigit())
+        if len(shape) != len(sizes) or not _is_shape(shape):
+            raise DataError(f"input-shape {_SHAPES}, got {input_shape!r}")
+        return cls(tuple(classes.split(",")), shape)
+
+    @property
+    def num_classes(self) -> int:
+        """C."""
+        return len(self.classes)
+
+    @property
+    def images(self) -> bool:
+        """Whether inputs are images, else table rows."""
+        return len(self.input_shape) == 3
+
+    @property
+    def shape_text(self) -> str:
+        """The shape as :meth:`parse` reads it.
+
+        >>> DataSpec(("0", "1"), (1, 28, 28)).shape_text
+        '1x28x28'
+        """
+        return "x".join(map(str, self.input_shape))
+
+    @property
+    def image_spec(self) -> ImageSpec:
+        """How images of a known data set take this form."""
+        channels, height, width = self.input_shape
+        values = (_MEAN,) * channels, (_STD,) * channels
+        return ImageSpec((channels, height, width), self.num_classes, *values)
+
+    def bundle(self) -> Bundle:
+        """Return what is known without any client's data: a data set without samples."""
+        nothing = ArrayDataset(torch.zeros(0, *self.input_shape), torch.zeros(0, dtype=torch.int64))
+        name = f"input-shape={self.shape_text} with {self.num_classes} classes"
+        return Bundle(name, nothing, nothing, self.num_classes, self.input_shape)
+
+    def index(self, name: str) -> int | None:
+        """Return a label's number, or None where it is no class; "3.0" in a table means "3".
+
+        >>> DataSpec(("no", "yes"), (4,)).index("yes")
+        1
+        """
+        name = _normal(name)
+        if name in self.classes:
+            return self.classes.index(name)
+        try:
+            number = float(name)
+        except ValueError:
+            return None
+        whole = str(int(number)) if number.is_integer() else ""
+        return self.classes.index(whole) if whole in self.classes else None
+
+
+_SHAPES = (
+    'must be CHANNELSxHEIGHTxWIDTH with 1 or 3 channels for images, such as "1x28x28", or the number of columns '
+    'for tables, such as "16"'
+)
+
+
+def load_own(path: str | Path, spec: DataSpec, *, seed: int = 0) -> tuple[ArrayDataset, ArrayDataset]:
+    r"""Load a client's training and test data.
+
+    ===========================================  ==========================================================
+    at ``path``                                  is
+    ===========================================  ==========================================================
+    folder with ``CLASS/…``                      images, one sub-folder per class
+    folder with ``train/CLASS/…``                the same, with a test part where there is ``test/CLASS/…``
+    a file                                       a table, see :func:`flwr_kd.data.load` for its form
+    folder with ``train.csv``                    the same, with a test part where there is ``test.csv``
+    ===========================================  ==========================================================
+
+    Where there is no test part, a fifth of the samples is, with the class mix of all. The order of the samples
+    depends on nothing but the names of the files or the rows of the table.
+
+    A class folder may have folders inside. Files and folders whose names begin with a dot are not looked at; any
+    other file in a class folder must be an image. ``train`` and ``test`` are class folders where they are names of
+    classes.
+
+    Images become grey (luminance) or coloured as the shape says, are resized to it whatever their aspect ratio
+    (bilinear, antialiased), divided by the largest value that the file's format has (255, or 65,535 with 16 bits)
+    and shifted and scaled from [0, 1] to [-1, 1]. Transparency is dropped, orientation tags are not looked at.
+    Tables go in as they are: all clients must have the same columns in the same order, scaled alike.
+
+    Parameters
+    ----------
+    path : str or Path
+        A folder or a file.
+    spec : DataSpec
+        The labels and the shape.
+    seed : int
+        Decides which fifth is the test part.
+
+    Returns
+    -------
+    train, test : ArrayDataset
+        float32 inputs and int64 labels in the order of ``spec.classes``; ``test`` may be empty where a client has
+        few samples.
+
+    Raises
+    ------
+    DataError
+        If there is nothing, a label is none of the classes, or something cannot be read or does not fit the shape.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     file = Path(folder, "mine.csv")
+    ...     _ = file.write_text("age,weight,label\n" + "0.3,0.5,ill\n" * 8 + "0.2,0.6,well\n" * 2)
+    ...     train, test = load_own(file, DataSpec(("well", "ill"), (2,)))
+    >>> len(train), len(test), test.y.tolist()
+    (8, 2, [1, 1])
+    """
+    train, test = _parts(Path(path), spec)
+    if train is None:
+        raise DataError(f"{str(path)!r} has a test part, but neither train/ nor train.csv")
+    found = _labelled(train, spec)
+    if test is not None:
+        return found, _labelled(test, spec)
+    rows = np.arange(len(found))
+    mine, held = split(found.y, rows, test_fraction=_TEST_FRACTION, seed=derive_seed(seed, "own-test"))
+    return found.subset(mine), found.subset(held)
+
+
+def load_test(path: str | Path, spec: DataSpec) -> ArrayDataset:
+    """Load test data in the forms of :func:`load_own`: the test part, or all where there are no parts.
+
+    Raises
+    ------
+    DataError
+        As :func:`load_own`.
+    """
+    train, test = _parts(Path(path), spec)
+    if test is None and train != Path(path):
+        raise DataError(f"{str(path)!r} has a training part, but neither test/ nor test.csv")
+    return _labelled(Path(path) if test is None else test, spec)
+
+
+def load_samples(
+    path: str | Path, spec: DataSpec, *, seed: int = 0, limit: int | None = None
+) -> ArrayDataset:
+    """Load samples whose labels do not matter: all images in a folder, or a table with or without labels.
+
+    Parameters
+    ----------
+    path : str or Path
+        A folder, which may have folders inside, or a csv file.
+    spec : DataSpec
+        The shape.
+    seed : int
+        Decides what ``limit`` keeps.
+    limit : int, optional
+        Keep at most so many.
+
+    Returns
+    -------
+    ArrayDataset
+        Inputs as of :func:`load_own`; each label is -1.
+
+    Raises
+    ------
+    DataError
+        As :func:`load_own`.
+    """
+    path = Path(path)
+    with _readable(path):
+        _check_there(path)
+        if path.is_dir():
+            _check_images(path, spec)
+            files = _image_files(path)
+            rows = _kept(len(files), limit, seed)
+            x = _images([files[row] for row in rows], spec)
+        else:
+            x = _table(path, spec, labelled=False)[0]
+            x = x[_kept(len(x), limit, seed)]
+    if not len(x):
+        raise DataError(f"{str(path)!r} has no images")
+    return ArrayDataset(x, torch.full((len(x),), -1))
+
+
+# ---------------------------------------------------------------------- folders and files
+
+
+def _parts(path: Path, spec: DataSpec) -> tuple[Path | None, Path | None]:
+    """Return where training and test data are; the path itself and None where there are no parts."""
+    with _readable(path):
+        _check_there(path)
+        if not path.is_dir():
+            return path, None
+        train, test = (_part(path, name, spec) for name in ("train", "test"))
+        if train is None and test is None:
+            return path, None
+        used = {part.name for part in (train, test) if part is not None}
+        others = [folder.name for folder in _folders(path) if folder.name not in used]
+        if others:
+            raise DataError(
+                f"{str(path)!r} has {' and '.join(sorted(used))}, and may have no other folders, got {others[0]!r}"
+            )
+        return train, test
+
+
+def _part(path: Path, name: str, spec: DataSpec) -> Path | None:
+    folder, table = path / name, path / f"{name}.csv"
+    found = [folder] if folder.is_dir() and name not in spec.classes else []
+    found += [table] if table.is_file() else []
+    if len(found) > 1:
+        raise DataError(f"{str(path)!r} has both {name}/ and {name}.csv; one is expected")
+    return found[0] if found else None
+
+
+def _check_there(path: Path) -> None:
+    if not path.exists():
+        raise DataError(f"there is nothing at {str(path)!r}: expected is {_FORMS}")
+
+
+def _check_images(path: Path, spec: DataSpec) -> None:
+    if not spec.images:
+        raise DataError(
+            f"{str(path)!r} is a folder, of images; for these input-shape must be CHANNELSxHEIGHTxWIDTH, got "
+            f"{spec.shape_text!r}"
+        )
+
+
+def _labelled(path: Path, spec: DataSpec) -> ArrayDataset:
+    with _readable(path):
+        x, labels = _by_class(path, spec) if path.is_dir() else _table(path, spec)
+    if not len(x):
+        raise DataError(f"{str(path)!r} has no images in its class folders")
+    return ArrayDataset(x, torch.tensor(labels, dtype=torch.int64))
+
+
+def _by_class(path: Path, spec: DataSpec) -> tuple[Tensor, list[int]]:
+    _check_images(path, spec)
+    folders = _folders(path)
+    if not folders:
+        raise DataError(
+            f"{str(path)!r} has no folders; expected is one per class: {', '.join(spec.classes[:20])}"
+        )
+    stray = [file for file in path.iterdir() if file.is_file() and file.suffix.lower() in IMAGE_ENDINGS]
+    if stray:
+        raise DataError(f"the image {str(min(stray))!r} is in no class folder")
+    files: list[Path] = []
+    labels: list[int] = []
+    for folder in folders:
+        name = _normal(folder.name)
+        if name not in spec.classes:
+            raise DataError(f"folder {str(folder)!r}: {unknown_name('class', name, spec.classes)}")
+        found = _image_files(folder)
+        files += found
+        labels += [spec.classes.index(name)] * len(found)
+    return _images(files, spec), labels
+
+
+def _table(path: Path, spec: DataSpec, *, labelled: bool = True) -> tuple[Tensor, list[int]]:
+    if spec.images:
+        raise DataError(
+            f"{str(path)!r} is a file, a table; for it input-shape must be the number of its columns without the "
+            f"label, got {spec.shape_text!r}"
+        )
+    (columns,) = spec.input_shape
+    table = read_table(path, unlabelled=None if labelled else columns)
+    if table.features.shape[1] != columns:
+        raise DataError(
+            f"{str(path)!r} has {table.features.shape[1]} columns beside the label, input-shape is {columns}"
+        )
+    with np.errstate(over="ignore"):
+        x = torch.from_numpy(table.features.astype(np.float32))
+    if not bool(torch.isfinite(x).all()):
+        raise DataError(f"{str(path)!r} has numbers beyond the range of float32, ±3.4e38")
+    labels = []
+    for cell in table.labels if labelled else ():
+        label = spec.index(cell)
+        if label is None:
+            raise DataError(f"{table.where}: {unknown_name('class', cell, spec.classes)}")
+        labels.append(label)
+    return x, labels
+
+
+def _folders(path: Path) -> list[Path]:
+    return sorted(each for each in path.iterdir() if each.is_dir() and not each.name.startswith("."))
+
+
+def _image_files(folder: Path) -> list[Path]:
+    """Return all files below a folder, in the order of their names; each must be an image."""
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    found: list[Path] = []
+    for root, folders, names in os.walk(folder, onerror=fail, followlinks=True):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted(name for name in names if not name.startswith(".")):
+            file = Path(root, name)
+            if file.suffix.lower() not in IMAGE_ENDINGS:
+                raise DataError(
+                    f"the file {str(file)!r} is no image: expected are names that end in {', '.join(IMAGE_ENDINGS)}"
+                )
+            found.append(file)
+    return found
+
+
+def _kept(count: int, limit: int | None, seed: int) -> Sequence[int]:
+    if limit is None or limit >= count:
+        return range(count)
+    alike = np.zeros(count, dtype=np.int64)
+    rows: list[int] = np.flatnonzero(stratified(alike, limit, numpy_generator(seed, "own-limit"))).tolist()
+    return rows
+
+
+# ---------------------------------------------------------------------- images
+
+
+def _images(files: Sequence[Path], spec: DataSpec) -> Tensor:
+    """Return images ``[N, C, H, W]``; decoded one at a time, since they may be much larger than what is kept."""
+    channels, height, width = spec.input_shape
+    found = torch.empty(len(files), channels, height, width)
+    for row, file in enumerate(files):
+        image = adapt(_decoded(file)[None], (channels, height, width), pad=False)
+        found[row] = (image[0] - _MEAN) / _STD
+    return found
+
+
+def _decoded(file: Path) -> Tensor:
+    """Return an image ``[1 or 3, H, W]`` in [0, 1]."""
+    library = require("PIL.Image")
+    try:
+        with library.open(file) as image:
+            # A camera's MPO is a JPEG with previews; the pages of any other file are as good as its first.
+            frames = 1 if image.format == "MPO" else getattr(image, "n_frames", 1)
+            if frames > 1:
+                raise DataError(f"the image {str(file)!r} has {frames} pages or frames, expected is one")
+            pixels = _pixels(image)
+    except DataError:
+        raise
+    except Exception as error:  # the library raises what the file's format makes it stumble over
+        raise DataError(f"the image {str(file)!r} cannot be read: {first_line(error)}") from error
+    if pixels is None:
+        raise DataError(
+            f"the image {str(file)!r} has values of 32 bits, whose range is not known; save it with 8 or 16"
+        )
+    return torch.from_numpy(pixels)
+
+
+def _pixels(image: Any) -> AnyArray | None:
+    """Return float32 ``[1 or 3, H, W]`` in [0, 1]; None where the largest possible value is not known."""
+    # 16 bits: read as they are, since the library cuts them at 255 when it converts. It reads those of a PNM, and
+    # in older versions of a PNG, into 32.
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
+        return (np.asarray(image)[None] / 65535).astype(np.float32)
+    if image.mode in ("I", "F"):
+        return None
+    if image.mode in ("1", "L", "LA"):
+        return (np.asarray(image.convert("L"))[None] / 255).astype(np.float32)
+    return (np.asarray(image.convert("RGB")).transpose(2, 0, 1) / 255).astype(np.float32)
+
+
+# ---------------------------------------------------------------------- names, shapes, errors
+
+
+def _normal(name: str) -> str:
+    """Return a name in one form: file systems differ in how they write an "ä"."""
+    return unicodedata.normalize("NFC", name.strip())
+
+
+def _is_shape(shape: tuple[int, ...]) -> bool:
+    sizes = all(isinstance(size, int) and not isinstance(size, bool) and size >= 1 for size in shape)
+    return sizes and (len(shape) == 1 or (len(shape) == 3 and shape[0] in (1, 3)))
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Turn what the file system refuses into an error that names the file."""
+    try:
+        yield
+    except OSError as error:
+        name = str(error.filename or path)
+        raise DataError(f"{name!r} cannot be read: {error.strerror or first_line(error)}") from error
