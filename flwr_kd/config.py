@@ -35,13 +35,23 @@ def unknown_name(kind: str, name: str, valid: Iterable[str]) -> str:
     return f"unknown {kind} {name!r}{hint}; valid: {', '.join(names)}"
 
 
+def plain(text: str, longest: int = 400) -> str:
+    r"""Return somebody else's text as one line of printable characters, which can neither flood nor forge a log.
+
+    >>> plain("lost\n\x1b[31mWARNING: all is lost"), plain("x" * 500, longest=5)
+    ('lost??[31mWARNING: all is lost', 'xxxxx...')
+    """
+    shown = "".join(c if c.isprintable() else "?" for c in text[:longest])
+    return shown if len(text) <= longest else f"{shown}..."
+
+
 def first_line(error: Exception) -> str:
     r"""Return what a foreign error says, short enough to be quoted in one of ours; its type if it says nothing.
 
     >>> first_line(ValueError("too wide\nby 3")), first_line(KeyError())
     ('too wide', 'KeyError')
     """
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]
+    return plain((str(error).splitlines() or [type(error).__name__])[0], 200)
 
 
 def hyper(

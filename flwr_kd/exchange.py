@@ -13,7 +13,7 @@ from flwr.app import ArrayRecord
 from flwr.serverapp.strategy import Result
 
 from .payload import Payload, PayloadError
-from .wire import REFUSAL, ArrayTemplate
+from .wire import REFUSAL, ArrayTemplate, shown
 
 __all__ = ["HandshakeError", "KDResult", "Node", "Outgoing", "Reply", "RoundStats", "VoidRoundsError"]
 
@@ -101,7 +101,7 @@ class Node:
         def whole(name: str) -> int:
             value = properties.get(name)
             if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**53:
-                raise PayloadError(f"property {name!r} must be a whole number from 0, got {value!r}")
+                raise PayloadError(f"property {name!r} must be a whole number from 0, got {shown(value)}")
             return value
 
         return cls(

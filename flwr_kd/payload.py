@@ -267,6 +267,8 @@ class Payload:
                 raise PayloadError(
                     f"{self.schema}: field {name!r} must be {kind.__name__}, got {type(value).__name__}"
                 )
+            if isinstance(value, int) and not -(2**63) <= value < 2**63:
+                raise PayloadError(f"{self.schema}: field {name!r} is beyond int64's range")
             if isinstance(value, float) and not math.isfinite(value):
                 raise PayloadError(f"{self.schema}: field {name!r} must be finite, got {value}")
         self.check()

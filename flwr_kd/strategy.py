@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import secrets
 import time
 from collections import Counter
@@ -18,15 +19,16 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord
+from flwr.common.constant import ErrorCode
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from . import wire
-from .aggregation import RunningMean
+from .aggregation import RunningMean, shares
 from .checkpoint import CHECKPOINT, Checkpoint
-from .config import ConfigError, MethodConfig, first_line
+from .config import ConfigError, MethodConfig, first_line, plain
 from .exchange import HandshakeError, KDResult, NDArray, Node, Outgoing, Reply, RoundStats, VoidRoundsError
 from .payload import MAX_PAYLOAD_BYTES, Payload, PayloadError
 from .seeding import numpy_generator
@@ -51,6 +53,10 @@ _POLL_FIRST, _POLL_LAST = 0.02, 1.0
 _PULL_ATTEMPTS = 3
 _HANDSHAKE_SECONDS, _LATEST_HANDSHAKE = 120.0, 3600.0
 _SHARES = ("local-accuracy", "local-top5")
+_RAISED = re.compile(r"<class '([\w.]+)'>:<['\"]?(.*?)['\"]?>", re.DOTALL)
+_DIED = re.compile(
+    r"ray\.exceptions\.(Actor\w+|WorkerCrashedError|OutOfMemoryError)|The actor (is dead|died)"
+)
 _LARGEST_METRIC = 1e15
 T = TypeVar("T")
 
@@ -199,6 +205,13 @@ class KDStrategy(Strategy):
         """
         known = [each for each in list(self._nodes.values()) or self._candidates if among(each)] or [node]
         return Counter(kind(each) for each in known).most_common(1)[0][0]
+
+    def unlike(self, node: Node) -> str | None:
+        """Say how a client's numbers of classes and features are not those of most; None where they are."""
+        classes, features = self.common(lambda each: (each.num_classes, each.feature_dim), node)
+        if (node.num_classes, node.feature_dim) != (classes, features):
+            return f"{node.num_classes} classes and {node.feature_dim} features, expected {classes} and {features}"
+        return None
 
     def begin(self, nodes: list[Node]) -> None:
         """Prepare a run, or what is left of one that is resumed; nothing by default.
@@ -533,7 +546,7 @@ class KDStrategy(Strategy):
             elif isinstance(reply, PayloadError):
                 self._refuse(node_id, str(reply))
             elif reply.has_error():
-                self._ask_again(node_id, _last_line(reply.error.reason))
+                self._ask_again(node_id, _reason(reply.error))
             else:
                 try:
                     candidates.append(Node.from_properties(node_id, wire.read_properties(reply)))
@@ -573,8 +586,8 @@ class KDStrategy(Strategy):
         self._mute[node_id] = (pause, time.monotonic() + pause)
 
     def _refuse(self, node_id: int, reason: str) -> None:
-        self._refused[node_id] = reason
-        log(WARNING, "node %d is refused: %s", node_id, reason)
+        self._refused[node_id] = plain(reason)
+        log(WARNING, "node %d is refused: %s", node_id, self._refused[node_id])
 
     def _draw(
         self, nodes: list[Node], fraction: float, least: int, purpose: str, server_round: int
@@ -817,14 +830,14 @@ class KDStrategy(Strategy):
         if message_back is None:
             log(WARNING, "%s did not answer in time", node)
         elif isinstance(message_back, PayloadError):
-            log(WARNING, "the answer of %s is dropped: %s", node, message_back)
+            log(WARNING, "the answer of %s is dropped: %s", node, plain(str(message_back)))
         elif message_back.has_error():
-            log(WARNING, "%s failed: %s", node, _last_line(message_back.error.reason))
+            log(WARNING, "%s failed: %s", node, _reason(message_back.error))
         else:
             try:
                 reply = self._read(phase, node, message_back)
             except PayloadError as error:
-                log(WARNING, "the answer of %s is dropped: %s", node, error)
+                log(WARNING, "the answer of %s is dropped: %s", node, plain(str(error)))
             # What no check of ours foresaw must not cost the others their round either.
             except Exception as error:
                 log(
@@ -908,9 +921,8 @@ class KDStrategy(Strategy):
         if top5:
             self.stats.local_top5 = metrics["local-top5"] = float(np.mean(top5))
         if losses:
-            weights = np.array([max(weight, 1) for _, weight in losses], dtype=np.float64)
-            self.stats.train_loss = metrics["train-loss"] = float(
-                np.average([loss for loss, _ in losses], weights=weights)
+            self.stats.train_loss = metrics["train-loss"] = _average(
+                [loss for loss, _ in losses], [max(weight, 1) for _, weight in losses]
             )
         for name in sorted(self.reply_metrics):
             values = [reply.metrics[name] for reply in replies if name in reply.metrics]
@@ -945,11 +957,11 @@ class KDStrategy(Strategy):
                 if isinstance(reply, PayloadError):
                     raise reply
                 if reply.has_error():
-                    raise PayloadError(_last_line(reply.error.reason))
+                    raise PayloadError(_reason(reply.error))
                 answer = wire.read_evaluate_reply(reply)
             except PayloadError as error:
                 self.stats.failures += 1
-                log(WARNING, "the evaluation of %s is dropped: %s", node, error)
+                log(WARNING, "the evaluation of %s is dropped: %s", node, plain(str(error)))
                 continue
             if answer.num_examples:
                 count = min(answer.num_examples, self.max_examples)
@@ -958,9 +970,7 @@ class KDStrategy(Strategy):
             return None
         names = set.intersection(*(set(metrics) for _, metrics in rows))
         weights = [count for count, _ in rows]
-        return MetricRecord(
-            {name: float(np.average([m[name] for _, m in rows], weights=weights)) for name in sorted(names)}
-        )
+        return MetricRecord({name: _average([m[name] for _, m in rows], weights) for name in sorted(names)})
 
     def _evaluate_at_server(
         self,
@@ -1040,10 +1050,31 @@ class KDStrategy(Strategy):
         return found.server_round, self.template.record([arrays[name] for name in self.template.names])
 
 
-def _last_line(reason: str | None) -> str:
-    """Return the line that tells most: Ray's text is a 2,000-character chain whose last line is the cause."""
-    lines = [line.strip() for line in (reason or "").splitlines() if line.strip()]
-    return lines[-1][:300] if lines else "no reason given"
+def _reason(error: Error) -> str:
+    """Return the line that tells most of an error reply.
+
+    Flower's text is ``<class 'ValueError'>:<'what it said'>``; Ray's is a 2,000-character chain whose last line is
+    the cause.
+    """
+    text = (error.reason or "").strip()
+    if error.code == ErrorCode.CLIENT_APP_CRASHED or _DIED.search(text):
+        return "its process died"
+    if error.code == ErrorCode.NODE_UNAVAILABLE:
+        return f"its SuperNode is gone ({plain(text, 200)})"
+    found = _RAISED.fullmatch(text)
+    kind, said = (found[1], found[2]) if found else ("", text)
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    if not lines:
+        return kind or "no reason given"
+    last = lines[-1].removesuffix("'>")
+    return plain(
+        f"{kind}: {lines[0]}" if kind and "Traceback" not in said and "ray::" not in said else last, 300
+    )
+
+
+def _average(values: Sequence[float], weights: Sequence[float]) -> float:
+    """Return the weighted mean; of numbers near the largest, too."""
+    return float(np.dot(shares(weights), values))
 
 
 def _in_range(name: str, value: float, low: float, high: float, *, open_low: bool = False) -> None:

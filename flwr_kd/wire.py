@@ -51,6 +51,8 @@ VARIANCE = "running_var"
 """How the names of BatchNorm's variances end."""
 _EMPTY = "_empty"
 _MAX_EXAMPLES = 2**53
+_LARGEST = 1e300
+"""Of a metric: sums of clients' metrics stay finite."""
 
 
 @dataclass(frozen=True)
@@ -255,7 +257,7 @@ def read_evaluate_reply(message: Message) -> EvaluateReply:
     content = _content(message)
     loss = _record(content.metric_records, "evaluateres.loss").get("loss")
     if not isinstance(loss, int | float) or not _finite(loss):
-        raise PayloadError(f"loss must be a finite number, got {loss!r}")
+        raise PayloadError(f"loss must be a finite number within ±{_LARGEST:g}, got {shown(loss)}")
     config = _record(content.config_records, "evaluateres.metrics")
     return EvaluateReply(float(loss), _num_examples(content, "evaluateres"), _metrics(config))
 
@@ -323,14 +325,15 @@ def _content(message: Message) -> RecordDict:
 
 def _record(records: Mapping[str, Any], key: str) -> Any:
     if key not in records:
-        raise PayloadError(f"record {key!r} is missing, the reply has {sorted(records)[:5]}")
+        there = [name[:40] for name in sorted(records)[:5]]
+        raise PayloadError(f"record {key!r} is missing, the reply has {there}")
     return records[key]
 
 
 def _num_examples(content: RecordDict, res: str) -> int:
     value = _record(content.metric_records, f"{res}.num_examples").get("num_examples")
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _MAX_EXAMPLES:
-        raise PayloadError(f"num_examples must be a whole number from 0, got {value!r}")
+        raise PayloadError(f"num_examples must be a whole number from 0, got {shown(value)}")
     return value
 
 
@@ -338,13 +341,24 @@ def _metrics(config: Mapping[str, Any]) -> dict[str, float]:
     numbers = {k: v for k, v in config.items() if isinstance(v, int | float) and not isinstance(v, bool)}
     for name, value in numbers.items():
         if not _finite(value):
-            raise PayloadError(f"metric {name!r} must be finite, got {value}")
+            raise PayloadError(
+                f"metric {name[:80]!r} must be finite and within ±{_LARGEST:g}, got {shown(value)}"
+            )
     return {name: float(value) for name, value in numbers.items()}
+
+
+def shown(value: object) -> str:
+    """Return a client's value for an error message, short."""
+    if value is None or isinstance(value, bool | float | str):
+        return repr(value)[:80]
+    if isinstance(value, int):
+        return repr(value) if abs(value) < 2**64 else f"a number of {value.bit_length()} bits"
+    return f"a {type(value).__name__}"
 
 
 def _finite(value: float) -> bool:
     try:
-        return math.isfinite(value)
+        return math.isfinite(value) and abs(value) <= _LARGEST
     except OverflowError:  # a whole number beyond float's range
         return False
 
@@ -361,7 +375,8 @@ def _ndarray(name: str, value: Array) -> NDArray:
         shape, fortran, dtype = read_header(stream)
         if dtype.hasobject:
             raise ValueError("Python objects are not allowed")
-        body = stream.getbuffer()[stream.tell() :]
+        # Not the stream's own buffer, which would be a copy.
+        body = memoryview(value.data)[stream.tell() :]
         if len(body) != math.prod(shape) * dtype.itemsize:
             raise ValueError(f"{len(body)} bytes for shape {shape} of {dtype}")
         flat = np.frombuffer(body, dtype=dtype, count=math.prod(shape))

@@ -46,6 +46,10 @@ class FedHKD(KDStrategy):
         self.knowledge: Knowledge | None = None
         self._warned = False
 
+    def accept_node(self, node: Node) -> str | None:
+        """Refuse a client with another model, or another number of classes or features than the others."""
+        return super().accept_node(node) or self.unlike(node)
+
     def configure_phase(
         self, phase: str, server_round: int, nodes: list[Node], arrays: ArrayRecord | None
     ) -> Iterable[Outgoing]:

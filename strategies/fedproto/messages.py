@@ -49,7 +49,7 @@ def check_classes(
     """
     if not 1 <= num_classes <= 2**31:
         raise PayloadError(f"{schema}: field 'num_classes' must be at least 1, got {num_classes}")
-    if classes.size and (classes[0] < 0 or classes[-1] >= num_classes or (np.diff(classes) <= 0).any()):
+    if classes.size and (classes[0] < 0 or classes[-1] >= num_classes or (classes[1:] <= classes[:-1]).any()):
         raise PayloadError(f"{schema}: field 'classes' must be ascending, each once, in 0..{num_classes - 1}")
     if counts.size and (counts.min() < 1 or counts.max() > LARGEST_COUNT):
         raise PayloadError(f"{schema}: field 'counts' must be in 1..2^40, got {counts.min()}..{counts.max()}")

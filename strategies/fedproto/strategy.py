@@ -34,10 +34,7 @@ class FedProto(KDStrategy):
 
     def accept_node(self, node: Node) -> str | None:
         """Refuse a client with another number of classes or features than the others."""
-        classes, features = self.common(lambda each: (each.num_classes, each.feature_dim), node)
-        if (node.num_classes, node.feature_dim) != (classes, features):
-            return f"{node.num_classes} classes and {node.feature_dim} features, expected {classes} and {features}"
-        return None
+        return self.unlike(node)
 
     def configure_phase(
         self, phase: str, server_round: int, nodes: list[Node], arrays: ArrayRecord | None
