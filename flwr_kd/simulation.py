@@ -281,7 +281,8 @@ def run(
     checkpoint_dir : path, optional
         Arrays and the method's state are written there after every round.
     resume : bool
-        Go on after the checkpoint's round. What clients keep to themselves (personal models) is not in it.
+        Go on after the checkpoint's round. What clients keep to themselves (personal models) is not in it, and lost
+        with the simulation.
     keep : path, optional
         A folder, made if it does not exist, into which the last global arrays and the strategy's own state
         are written as a :class:`~flwr_kd.checkpoint.Checkpoint`; not where the method has neither.

@@ -791,21 +791,22 @@ class KDStrategy(Strategy):
     def _pull(self, grid: Grid, message_id: str, end: float) -> Message | PayloadError | None:
         """Ask for one answer with growing pauses, at least once, until the time is over."""
         pause, attempts = _POLL_FIRST, 0
+        undecodable: PayloadError | None = None
         while True:
             last = time.monotonic() >= end
             try:
                 came = list(grid.pull_messages([message_id]))
             # Flower decodes here what the client sent, with whatever error that raises.
             except Exception as error:
-                attempts += 1
-                came = []
-                if last or attempts >= _PULL_ATTEMPTS:
-                    return PayloadError(f"it cannot be fetched: {first_line(error)}")
+                attempts, came = attempts + 1, []
+                undecodable = PayloadError(f"it cannot be fetched: {first_line(error)}")
+                last = last or attempts >= _PULL_ATTEMPTS
             for reply in came:
                 if reply.metadata.reply_to_message_id == message_id:
-                    return reply
+                    # The SuperLink hands an answer out once: of one that could not be decoded it has none any more.
+                    return undecodable if undecodable is not None and reply.has_error() else reply
             if last:
-                return None
+                return undecodable
             time.sleep(max(0.0, min(pause, end - time.monotonic())))
             pause = min(pause * 1.5, _POLL_LAST)
 
@@ -1059,6 +1060,8 @@ def _reason(error: Error) -> str:
     text = (error.reason or "").strip()
     if error.code == ErrorCode.CLIENT_APP_CRASHED or _DIED.search(text):
         return "its process died"
+    if error.code == ErrorCode.MESSAGE_UNAVAILABLE:
+        return "it did not answer in time, or its answer was lost"
     if error.code == ErrorCode.NODE_UNAVAILABLE:
         return f"its SuperNode is gone ({plain(text, 200)})"
     found = _RAISED.fullmatch(text)

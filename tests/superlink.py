@@ -13,7 +13,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -35,10 +35,20 @@ def wait_for(ready: Callable[[], Any], what: str, seconds: float, pause: float =
     return answer
 
 
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
+def free_port(following: int = 0) -> int:
+    """Return a free port, after which so many others are free, too."""
+    while True:
+        with ExitStack() as sockets:
+            first = 0
+            try:
+                for index in range(following + 1):
+                    taken = sockets.enter_context(socket.socket())
+                    taken.bind(("127.0.0.1", first and first + index))
+                    first = first or taken.getsockname()[1]
+            # The next is not free, or there is none.
+            except (OSError, OverflowError):
+                continue
+            return int(first)
 
 
 def living() -> Iterator[tuple[int, int]]:
@@ -111,12 +121,14 @@ def end_all(folder: Path) -> None:
 class Process:
     """A program that runs in the background, in a session of its own, with its output in a file."""
 
-    def __init__(self, command: list[Any], log: Path, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, command: list[Any], log: Path, environment: Mapping[str, str], cwd: Path | None = None
+    ) -> None:
         self.log_file = log
         with log.open("ab") as output:
             self._popen = subprocess.Popen(
                 [str(word) for word in command],
-                cwd=log.parent,
+                cwd=cwd or log.parent,
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -156,9 +168,13 @@ class Process:
         if self.returncode is None:
             os.kill(self.pid, number)
 
+    def wait_alone(self, seconds: float = 30) -> int:
+        """Wait for its end, whatever it has started; return its exit status."""
+        return self._popen.wait(seconds)
+
     def wait(self, seconds: float = 30) -> int:
         """Wait for its end, and for that of all that it has started; return its exit status."""
-        found = self._popen.wait(seconds)
+        found = self.wait_alone(seconds)
         wait_for(
             lambda: all(session != self.pid for _, session in living()),
             f"the end of what {self.log_file.stem} has started",

@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
 import sys
 import textwrap
+import time
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, Context, MetricRecord, RecordDict
+import torch
+from flwr.app import ArrayRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from flwr_kd import registry, state
 from flwr_kd.checkpoint import CHECKPOINT, Checkpoint
+from flwr_kd.client import Answer
 from flwr_kd.config import ConfigError
 from flwr_kd.exchange import Node, VoidRoundsError
 from flwr_kd.inline import Fault, InlineGrid
 from flwr_kd.payload import PayloadError
 from flwr_kd.strategies.fedavg import FedAvg, FedAvgClient
 from flwr_kd.strategies.fedproto import FedProto, FedProtoClient
-from flwr_kd.strategy import HandshakeError, KDStrategy
+from flwr_kd.strategy import HandshakeError, KDStrategy, _reason
 
 METHODS = list(registry.methods())
 PERSONAL = [name for name in METHODS if getattr(registry.get(name).client, "personal", False)]
@@ -557,20 +562,134 @@ def test_a_node_that_cannot_introduce_itself_is_told_of_once(
     assert "the data is not mounted yet" in line
 
 
-def test_what_flower_cannot_decode_costs_its_own_contribution(federation: Any, flower_log: list[str]) -> None:
-    """A client's bytes are decoded inside ``pull_messages``; what that raises must not end the run."""
+@pytest.mark.parametrize("again", [True, False], ids=["told", "silent"])
+def test_what_flower_cannot_decode_costs_its_own_contribution(
+    again: bool, federation: Any, flower_log: list[str]
+) -> None:
+    """A client's bytes are decoded inside ``pull_messages``; what that raises must not end the run, nor hold it up.
+
+    As a SuperLink does, the grid hands out each answer once.
+    """
 
     class Undecodable(InlineGrid):
+        lost: ClassVar[dict[str, Message]] = {}
+
         def pull_messages(self, message_ids: Any) -> Any:
+            for message_id in message_ids:
+                if message_id in self.lost:
+                    return [self.lost[message_id]]
             came = list(super().pull_messages(message_ids))
             for reply in came:
                 node = self.contexts[reply.metadata.src_node_id].node_config["partition-id"]
                 if node == 2 and reply.metadata.message_type == "train":
+                    if again:
+                        sent = self.sent[reply.metadata.reply_to_message_id]
+                        self.lost[sent.metadata.message_id] = Message(Error(3, "gone"), reply_to=sent)
                     raise ValueError("Invalid header\nof an object")
             return came
 
+        def push_messages(self, messages: Any) -> Any:
+            messages = list(messages)
+            ids = list(super().push_messages(messages))
+            self.sent = dict(zip(ids, messages, strict=True))
+            return ids
+
     fed = federation("fedavg")
     strategy: KDStrategy = fed.strategy()
-    result = strategy.start(Undecodable(fed.app(), 4), fed.initial(), num_rounds=2, timeout=2.0)
+    begun = time.monotonic()
+    result = strategy.start(
+        Undecodable(fed.app(), 4), fed.initial(), num_rounds=2, timeout=60.0 if again else 2.0
+    )
     assert [(r.participants, r.failures) for r in result.rounds] == [(3, 1)] * 2
     assert len(flower_log) == 2
+    if again:
+        assert all("is dropped: it cannot be fetched: Invalid header" in line for line in flower_log)
+        assert time.monotonic() - begun < 30
+
+
+# ---------------------------------------------------------------------- memory
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedprox", "fedhkd"])
+def test_a_mean_holds_no_more_for_more_clients(name: str, make_blobs: Any) -> None:
+    """In models; the client that is at work and Flower's copies of its answer are among them."""
+    method = registry.get(name)
+
+    class Echo(method.client):  # type: ignore[misc, name-defined]
+        def phase_train(self, task: Any) -> Any:
+            self.load(task)
+            return Answer(self.arrays(task.names), self.knowledge(task), num_examples=12)
+
+    def model() -> torch.nn.Module:
+        return torch.nn.Sequential(
+            torch.nn.Flatten(), torch.nn.Linear(16, 20_000), torch.nn.Linear(20_000, 4)
+        )
+
+    def client_fn(context: Context) -> Any:
+        return Echo(model(), make_blobs(12, 0), context=context, device="cpu").to_client()
+
+    def peak(clients: int, kind: Any) -> float:
+        grid = InlineGrid(ClientApp(client_fn=client_fn), clients)
+        initial = ArrayRecord(model().state_dict())
+        strategy = kind(method.config(["batch-size=8"]), min_available_nodes=clients)
+        gc.collect()
+        tracemalloc.start()
+        try:
+            result = strategy.start(grid, initial, num_rounds=1)
+            highest = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        assert result.rounds[0].participants == clients
+        return highest / sum(len(array.data) for array in initial.values())
+
+    class HoldsAll(method.strategy):  # type: ignore[misc, name-defined]
+        def aggregate_phase(self, phase: str, server_round: int, replies: Any, arrays: Any) -> Any:
+            return super().aggregate_phase(phase, server_round, list(replies), arrays)
+
+    few, many = peak(3, method.strategy), peak(30, method.strategy)
+    assert many < few + 1.5 < 15
+    # As it would be if all were held.
+    assert peak(30, HoldsAll) > 30
+
+
+# ---------------------------------------------------------------------- what the log says of an error
+
+RAY = """ray::ClientAppActor.run() (pid=71, ip=127.0.0.1, actor_id=9f)
+  File "client_app.py", line 163, in run
+    raise ClientAppException(str(ex)) from ex
+flwr.clientapp.client_app.ClientAppException:
+Exception ClientAppException occurred. Message: no room"""
+RAY_SAYS = "Exception ClientAppException occurred. Message: no room"
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "expected"),
+    [
+        (2, "<class 'ValueError'>:<'no room\nfor it'>", "ValueError: no room"),
+        (
+            2,
+            "<class 'flwr_kd.config.ConfigError'>:<'model must be there'>",
+            "flwr_kd.config.ConfigError: model must be there",
+        ),
+        (2, "<class 'KeyError'>:<''a''>", "KeyError: 'a'"),
+        (2, "<class 'RuntimeError'>:<''>", "RuntimeError"),
+        (2, f"<class 'ray.exceptions.RayTaskError(ClientAppException)'>:<'{RAY}'>", RAY_SAYS),
+        (2, f"<class 'x.RayTaskError'>:<'{RAY}'>", RAY_SAYS),
+        (
+            0,
+            "<class 'ray.exceptions.ActorUnavailableError'>:<'The actor 9f is unavailable: x'>",
+            "its process died",
+        ),
+        (0, "<class 'ray.exceptions.ActorDiedError'>:<'The actor died unexpectedly'>", "its process died"),
+        (0, "<class 'ray.exceptions.OutOfMemoryError'>:<'Task was killed'>", "its process died"),
+        (8, "ClientApp stopped responding.", "its process died"),
+        (5, "Error: Node Unavailable", "its SuperNode is gone (Error: Node Unavailable)"),
+        (3, "Error: Message Unavailable", "it did not answer in time, or its answer was lost"),
+        (2, "", "no reason given"),
+        (2, "\n \n", "no reason given"),
+        (2, "a\n\x1b[31mWARNING: forged\x00", "?[31mWARNING: forged?"),
+        (2, "x" * 5000, "x" * 300 + "..."),
+    ],
+)
+def test_an_error_is_told_in_one_line(code: int, reason: str, expected: str) -> None:
+    assert _reason(Error(code, reason)) == expected

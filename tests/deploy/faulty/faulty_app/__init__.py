@@ -1,0 +1,1 @@
+"""An app whose clients fail where a test says so."""

@@ -1,0 +1,227 @@
+"""What real processes do to a run: each fault costs what docs/deploy.md says, and no more."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flwr_kd import registry
+from flwr_kd.inline import Fault, InlineGrid
+from flwr_kd.results import Comparison
+from flwr_kd.simulation import Experiment, client_splits
+from flwr_kd.simulation import run as simulate
+from tests.superlink import Deployment, living, wait_for
+
+APP = Path(__file__).resolve().parent / "faulty"
+SEED = 5
+HEARTBEAT = 100.0
+"""Seconds within which Flower tells that a process or a SuperNode is gone; it needs up to 72 on a quiet machine."""
+
+pytestmark = [pytest.mark.flwr_run, pytest.mark.timeout(900)]
+
+
+def settings(faults: list[tuple[int, int, Any]] | None = None, **changes: Any) -> dict[str, Any]:
+    told = " ".join(f"{partition}@{server_round}@{kind}" for partition, server_round, kind in faults or [])
+    return {"faults": told, **{name.replace("_", "-"): value for name, value in changes.items()}}
+
+
+def told(comparison: Comparison) -> list[tuple[int, int]]:
+    """Return (participants, failures) by round."""
+    (found,) = comparison.runs
+    return [(r.participants, r.failures) for r in found.rounds]
+
+
+def simulated(method: str, rounds: int, monkeypatch: pytest.MonkeyPatch, faults: dict[int, Fault]) -> Any:
+    """Return the run of the inline backend with the same partitions, whose clients fail alike."""
+    kind = registry.get(method)
+    grid = InlineGrid.__init__
+
+    def with_faults(self: InlineGrid, *args: Any, **kwargs: Any) -> None:
+        grid(self, *args, **kwargs, faults=faults)
+
+    monkeypatch.setattr(InlineGrid, "__init__", with_faults)
+    experiment = Experiment(clients=3, rounds=rounds, seed=SEED, backend="inline", workers=1, device="cpu")
+    return simulate(kind, experiment, kind.config(["local-epochs=1", "batch-size=64"]))
+
+
+def same(comparison: Comparison, expected: Any, *, last: int) -> None:
+    """Compare the last rounds' numbers."""
+    (found,) = comparison.runs
+    pairs = list(zip(found.rounds[-last:], expected.rounds[-last:], strict=True))
+    assert len(pairs) == last
+    for ours, theirs in pairs:
+        assert ours.local_accuracy == pytest.approx(theirs.local_accuracy, abs=1e-6)
+        assert ours.train_loss == pytest.approx(theirs.train_loss, abs=1e-6)
+        assert ours.clients == theirs.clients
+
+
+def test_clients_that_raise_or_end_their_process(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rounds 1 and 2 use the others' answers, once each is told in the log, and round 3 has all again."""
+    begun = time.monotonic()
+    run = deployment.submit(APP, settings([(0, 1, "raise"), (1, 2, "exit")], num_server_rounds=3))
+    run.wait_for_log(r"\[ROUND 2/")
+    first = time.monotonic()
+    run.wait_for_log(r"\[ROUND 3/", seconds=HEARTBEAT + 60)
+    second = time.monotonic()
+    result = run.result()
+    assert told(result) == [(2, 1), (2, 1), (3, 0)]
+    (line,) = re.findall(r"^.*no room on the device.*$", run.log, flags=re.MULTILINE)
+    assert (
+        f"node {deployment.nodes[0].node_id} (partition 0) failed: ValueError: no room on the device" in line
+    )
+    assert "a second line" not in run.log
+    (line,) = re.findall(r"^.*process died.*$", run.log, flags=re.MULTILINE)
+    assert f"node {deployment.nodes[1].node_id} (partition 1) failed: its process died" in line
+    # The first is known at once, the second after Flower's own wait, long before the timeout of 300 s.
+    assert first - begun < 60
+    assert second - first < HEARTBEAT
+    faults = {0: Fault("raise", frozenset({1})), 1: Fault("raise", frozenset({2}))}
+    same(result, simulated("fedavg", 3, monkeypatch, faults), last=3)
+
+
+def test_a_straggler_is_not_counted_into_a_later_round(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It answers round 1 in round 2: the numbers are those of a client that was silent in round 1."""
+    answer = tmp_path / "answer"
+    run = deployment.submit(APP, settings([(2, 1, answer)], timeout=40.0, num_server_rounds=2))
+    run.wait_for_log(r"\[ROUND 1/")
+    begun = time.monotonic()
+    run.wait_for_log(r"\[ROUND 2/")
+    waited = time.monotonic() - begun
+    answer.touch()
+    result = run.result()
+    assert 38 < waited < 60
+    assert told(result) == [(2, 1), (3, 0)]
+    (line,) = re.findall(r"^.*did not answer in time.*$", run.log, flags=re.MULTILINE)
+    assert f"node {deployment.nodes[2].node_id} (partition 2)" in line
+    same(result, simulated("fedavg", 2, monkeypatch, {2: Fault("raise", frozenset({1}))}), last=2)
+
+
+def test_too_few_answers_end_the_run(deployment: Deployment) -> None:
+    faults = [(0, r, "raise") for r in (2, 3)]
+    run = deployment.submit(APP, settings(faults, min_train_nodes=3, max_void_rounds=2, num_server_rounds=5))
+    assert run.wait() == "finished:failed"
+    assert "round 2 is void: 2 usable answers, at least 3 are needed" in run.log
+    assert "VoidRoundsError: 2 rounds in a row were void: the last, round 3, had 2 usable answers" in run.log
+    assert "[ROUND 4/" not in run.log
+    assert not run.out.exists()
+
+
+def test_a_personal_model_of_300_mb(deployment: Deployment) -> None:
+    """Kept in a ``state-dir``; a SuperNode without one is refused before it trains."""
+    other = deployment.add(partition_id=3, num_partitions=4, state_dir=None).wait_online()
+    kept = deployment.submit(APP, settings([], method="fedproto", large=0, min_nodes=4, num_server_rounds=2))
+    assert told(kept.result()) == [(4, 0), (4, 0)]
+    sizes = [file.stat().st_size for file in deployment.nodes[0].state_dir.glob("run-*-node-0-*")]
+    assert len(sizes) == 2
+    assert all(300_000_000 < size < 301_000_000 for size in sizes)
+    # With Flower's own state, which drops so much without a word, its second round would begin anew.
+    assert "lost" not in kept.log
+    refused = deployment.submit(APP, settings([], method="fedproto", large=3, num_server_rounds=1))
+    assert told(refused.result()) == [(3, 0)]
+    (line,) = re.findall(r"^.*is refused.*$", refused.log, flags=re.MULTILINE)
+    assert f"node {other.node_id} is refused: a personal model of 300 MB is more than the 150 MB" in line
+    assert "--node-config 'state-dir=" in line
+
+
+def test_nodes_come_late_and_are_killed_and_come_back(
+    new_deployment: Callable[..., Deployment], tmp_path: Path
+) -> None:
+    """A third SuperNode comes in round 1, is killed while it trains in round 3, and is back in round 4.
+
+    Without a ``state-dir`` it has lost its model, which is told apart from its first visit.
+    """
+    link = new_deployment(2)
+    go_on, never = tmp_path / "go-on", tmp_path / "never"
+    run = link.submit(
+        APP,
+        settings([(0, 1, go_on), (2, 3, never)], method="fedproto", min_nodes=2, num_server_rounds=4),
+    )
+    run.wait_for_log(r"\[ROUND 1/")
+    late = link.add(partition_id=2, num_partitions=3, state_dir=None).wait_online()
+    first_id = late.node_id
+    go_on.touch()
+    run.wait_for_log(r"\[ROUND 3/")
+    wait_for(late.clients, "its training in round 3", 60)
+    kill(late)
+    begun = time.monotonic()
+    late.restart()
+    assert late.node_id != first_id
+    run.wait_for_log(r"\[ROUND 4/", seconds=HEARTBEAT + 60)
+    assert time.monotonic() - begun < HEARTBEAT
+    assert told(run.result()) == [(2, 0), (3, 0), (2, 1), (3, 0)]
+    (line,) = re.findall(r"^.*SuperNode is gone.*$", run.log, flags=re.MULTILINE)
+    assert f"node {first_id} (partition 2) failed: its SuperNode is gone" in line
+    (line,) = re.findall(r"^.*lost its personal model.*$", run.log, flags=re.MULTILINE)
+    assert (
+        f"node {late.node_id} (partition 2) has lost its personal model, which it had after round 2" in line
+    )
+    assert "the personal model of round 2 is not here any more" in late.log
+
+
+def kill(node: Any) -> None:
+    """End a SuperNode and its clients as a machine that loses its power does."""
+    for pid in node.clients():
+        os.kill(pid, signal.SIGKILL)
+    node.kill()
+
+
+def server_app(link: Deployment) -> int:
+    """Return the process in which the ServerApp runs."""
+    found = []
+    for pid, _ in living():
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        mine = f"FLWR_KD_TESTS={link.folder}".encode() in environment
+        if mine and any(word.endswith(b"/flwr-serverapp") for word in words):
+            found.append(pid)
+    (pid,) = found
+    return pid
+
+
+def test_a_killed_server_is_resumed(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Killed while round 3 goes on; a new ``flwr run`` ends with the numbers of an undisturbed one.
+
+    Client 1 had already trained in round 3: it begins that round again where it began it the first time.
+    """
+    go_on = tmp_path / "go-on"
+    shared = {
+        "method": "fedproto",
+        "num_server_rounds": 3,
+        "checkpoint_dir": str(tmp_path / "checkpoint"),
+    }
+    broken = deployment.submit(APP, settings([(0, 3, go_on)], **shared))
+    broken.wait_for_log(r"\[ROUND 3/")
+    states = deployment.nodes[1].state_dir
+    wait_for(lambda: list(states.glob("run-*-node-1-round-3.*")), "client 1's round 3", 60)
+    os.kill(server_app(deployment), signal.SIGKILL)
+    go_on.touch()
+    assert broken.wait() == "finished:failed"
+    resumed = deployment.submit(APP, settings([], resume=True, **shared))
+    result = resumed.result()
+    assert "Resuming after round 2" in resumed.log
+    assert told(result) == [(3, 0)]
+    assert "lost" not in resumed.log
+    same(result, simulated("fedproto", 3, monkeypatch, {}), last=1)
+
+
+def test_the_partitions_are_those_of_the_simulation() -> None:
+    """What the comparisons above rest on: three clients with data each, of sizes that are not all alike."""
+    splits = client_splits(Experiment(clients=3, seed=SEED))
+    assert len(splits) == 3
+    assert all(len(train) and len(test) for train, test in splits)
