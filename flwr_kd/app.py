@@ -17,7 +17,7 @@ from flwr.app import ArrayRecord, Context, MetricRecord
 from torch import nn
 
 from . import registry, simulation
-from .config import ConfigError, MethodConfig, _checked, unknown_name
+from .config import ConfigError, MethodConfig, checked, unknown_name
 from .data import ArrayDataset, DataError, DataSpec, load_own, load_test
 from .results import Comparison, RunResult, check_free, versions
 from .simulation import Experiment, bundle_of, check, client_splits, public_of, round_result
@@ -316,7 +316,7 @@ def _option(
 ) -> Any:
     """Return a value of the run config, of the type of its default and within bounds."""
     bounds = {sign: bound for sign, bound in ((">", gt), (">=", ge), ("<=", le)) if bound is not None}
-    return _checked(name, context.run_config.get(name, default), type(default), {"bounds": bounds})
+    return checked(name, context.run_config.get(name, default), type(default), {"bounds": bounds})
 
 
 def _absolute(context: Context, name: str) -> Path | None:

@@ -14,7 +14,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self, cast, get_type_hints
 
-__all__ = ["ConfigError", "DistillationConfig", "MethodConfig", "first_line", "hyper", "unknown_name"]
+__all__ = [
+    "ConfigError",
+    "DistillationConfig",
+    "MethodConfig",
+    "checked",
+    "first_line",
+    "hyper",
+    "plain",
+    "unknown_name",
+]
 
 Scalar = bool | int | float | str
 
@@ -133,7 +142,7 @@ class MethodConfig:
     def __post_init__(self) -> None:
         types = self.field_types()
         for item in dataclasses.fields(self):
-            value = _checked(_kebab(item.name), getattr(self, item.name), types[item.name], item.metadata)
+            value = checked(_kebab(item.name), getattr(self, item.name), types[item.name], item.metadata)
             object.__setattr__(self, item.name, value)
 
     @classmethod
@@ -266,7 +275,26 @@ def _described(metadata: Mapping[str, Any]) -> str:
     return f"{metadata.get('help', '')}{f' ({allowed})' if allowed else ''}"
 
 
-def _checked(name: str, value: Any, kind: type, metadata: Mapping[str, Any]) -> Scalar:
+def checked(name: str, value: Any, kind: type, metadata: Mapping[str, Any]) -> Scalar:
+    """Return a value of a kind; a whole number for a float becomes one.
+
+    Parameters
+    ----------
+    name : str
+        The key, for error messages.
+    value : Any
+        What was given.
+    kind : type
+        bool, int, float or str.
+    metadata : mapping
+        ``choices``, the values that are allowed, and ``bounds``, numbers by ``>``, ``>=``, ``<``, ``<=``; each may
+        be missing.
+
+    Raises
+    ------
+    ConfigError
+        If it is of another kind, not finite, or not allowed.
+    """
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         try:
             value = float(value)
