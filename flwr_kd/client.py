@@ -445,7 +445,12 @@ class KDClient(NumPyClient):
     def _task(self, parameters: list[NDArray], config: Mapping[str, Any]) -> Task:
         server_round, phase = int(config.get(wire.ROUND, 1)), str(config.get(wire.PHASE, "train"))
         who = self.context.node_config.get("partition-id", self.context.node_id)
-        self.state.at(str(config.get(wire.RUN, "")), server_round, begins=phase == "train")
+        self.state.at(
+            str(config.get(wire.RUN, "")),
+            server_round,
+            known=int(config.get(wire.KNOWN, server_round)),
+            saved=int(config.get(wire.SAVED, server_round - 1)),
+        )
         self._trained_round, self._lost_state = int(config.get(wire.TRAINED, 0)), False
         return Task(
             server_round=server_round,

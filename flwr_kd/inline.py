@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -34,7 +35,7 @@ from .seeding import derive_seed
 __all__ = ["FAULTS", "GARBAGE", "Fault", "InlineGrid"]
 
 FAULTS = ("raise", "silent", "late", "garbage")
-_CLIENT_APP_RAISED_EXCEPTION = 2
+_CLIENT_APP_RAISED_EXCEPTION, _MESSAGE_UNAVAILABLE = 2, 3
 
 
 @dataclass(frozen=True)
@@ -124,6 +125,7 @@ class InlineGrid(Grid):
         self._counter = itertools.count(1)
         self._pushes = 0
         self._waiting: dict[str, tuple[Message, int]] = {}
+        self._messages: dict[str, Message] = {}
         self._replies: dict[str, tuple[int, Message]] = {}
         self._pending: dict[str, Future[None]] = {}
         self._lock = threading.Lock()
@@ -163,6 +165,11 @@ class InlineGrid(Grid):
             content, dst_node_id=dst_node_id, message_type=message_type, ttl=ttl, group_id=group_id
         )
 
+    @property
+    def complete(self) -> bool:
+        """Whether all nodes are there, so that nobody needs to wait for others."""
+        return len(list(self.get_node_ids())) == len(self.contexts)
+
     def get_node_ids(self) -> Iterable[int]:
         """Return the ids of all nodes."""
         return list(self.contexts)
@@ -176,12 +183,25 @@ class InlineGrid(Grid):
             message.metadata.__dict__["_message_id"] = message_id
             ids.append(message_id)
             self._waiting[message_id] = (message, self._pushes)
+            self._messages[message_id] = message
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Run the ClientApp for messages that it has not seen yet, and return the answers that are there."""
+        """Run the ClientApp for messages that it has not seen yet, and return the answers that are there.
+
+        As a SuperLink does, it gives an error for a message whose time to live is over, whether answered or not.
+        """
         found = []
         wanted = list(message_ids)
+        for message_id in wanted:
+            message = self._messages.get(message_id)
+            if message is not None and time.time() > message.metadata.created_at + message.metadata.ttl:
+                self._waiting.pop(message_id, None)
+                with self._lock:
+                    self._replies[message_id] = (
+                        0,
+                        Message(Error(_MESSAGE_UNAVAILABLE, "expired"), reply_to=message),
+                    )
         for message_id in wanted:
             if self._workers > 1:
                 self._submit(message_id)
@@ -200,6 +220,7 @@ class InlineGrid(Grid):
                 there = self._replies.get(message_id)
                 if there is not None and there[0] <= self._pushes:
                     found.append(self._replies.pop(message_id)[1])
+                    self._messages.pop(message_id, None)
         return found
 
     def send_and_receive(

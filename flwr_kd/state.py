@@ -33,8 +33,8 @@ class StateError(RuntimeError):
 class PersonalState:
     """Save and load named tensors of one client and one run.
 
-    In a ``state-dir`` the last two rounds are kept: a server that was broken off inside a round, and resumed, asks
-    for that round again, which must begin where it began the first time.
+    In a ``state-dir`` two rounds are kept, the last one and the last from which the server could be resumed: a
+    resumed server asks for later rounds again, which must begin where they began the first time.
 
     Parameters
     ----------
@@ -50,9 +50,9 @@ class PersonalState:
         self._folder = Path(str(folder)) if folder else None
         # A SuperNode's partition id outlives its node id, which a restart may change.
         self._node = context.node_config.get("partition-id", context.node_id)
-        self._run, self._round, self._before = str(context.run_id), 0, _EVER
+        self._run, self._round, self._known, self._saved = str(context.run_id), 0, _EVER, 0
 
-    def at(self, run: str, server_round: int, *, begins: bool = True) -> None:
+    def at(self, run: str, server_round: int, *, known: int, saved: int) -> None:
         """Say for which run and round is loaded and saved.
 
         Parameters
@@ -61,8 +61,11 @@ class PersonalState:
             The server's name of the run, which a resumed one keeps: letters and digits. Flower's run id if empty.
         server_round : int
             From 1.
-        begins : bool
-            Whether this is the round's first phase, which begins with what was there before the round.
+        known : int
+            The last round that counts: what was saved in a later one is not loaded, since it is of a server that
+            was broken off.
+        saved : int
+            The last round from which a server could be resumed: what was saved up to there is kept.
 
         Raises
         ------
@@ -72,7 +75,7 @@ class PersonalState:
         if run and not (run.isascii() and run.isalnum() and len(run) <= _LONGEST_RUN):
             raise StateError(f"run-key must be at most {_LONGEST_RUN} letters and digits, got {run[:80]!r}")
         self._run = run or str(self._context.run_id)
-        self._round, self._before = server_round, server_round if begins else server_round + 1
+        self._round, self._known, self._saved = server_round, known, saved
 
     def check(self, size: int) -> None:
         """Check that so many bytes can be kept.
@@ -123,7 +126,7 @@ class PersonalState:
         try:
             write_atomically(self._file(self._round), save(tensors))
             files = self._files()
-            kept = {self._round, max((r for r in files if r < self._round), default=self._round)}
+            kept = {self._round, max((r for r in files if r <= self._saved), default=self._round)}
             for server_round in files.keys() - kept:
                 files[server_round].unlink(missing_ok=True)
         except OSError as error:
@@ -132,7 +135,7 @@ class PersonalState:
     def load(self) -> dict[str, Tensor] | None:
         """Return what was saved last in this run, or None.
 
-        Before a round's first phase, from a ``state-dir``: what was saved last before the round.
+        From a ``state-dir``: what was saved last up to the last round that counts, see :meth:`at`.
 
         Raises
         ------
@@ -140,7 +143,7 @@ class PersonalState:
             If the file exists and cannot be read.
         """
         if self._folder is not None:
-            rounds = [r for r in self._files() if r < self._before]
+            rounds = [r for r in self._files() if r <= self._known]
             if not rounds:
                 return None
             file = self._file(max(rounds))
@@ -151,7 +154,7 @@ class PersonalState:
         record = self._context.state.array_records.get(self._KEY)
         when = self._context.state.config_records.get(self._WHEN)
         # Who has not said for which run, such as a look at it from outside, gets what there is.
-        if record is None or (self._before < _EVER and (when is None or when["run"] != self._run)):
+        if record is None or (self._known < _EVER and (when is None or when["run"] != self._run)):
             return None
         return {name: torch.from_numpy(value.numpy().copy()) for name, value in record.items()}
 

@@ -52,6 +52,10 @@ MAX_EXAMPLES = 1_000_000
 _POLL_FIRST, _POLL_LAST = 0.02, 1.0
 _PULL_ATTEMPTS = 3
 _HANDSHAKE_SECONDS, _LATEST_HANDSHAKE = 120.0, 3600.0
+_GRACE_SECONDS = 10.0
+_FETCH_SECONDS, _FETCH_SECONDS_EACH = 60.0, 2.0
+"""How long answers are fetched after the last moment at which they may come: a SuperLink deletes a message with its
+answer when its time to live is over."""
 _SHARES = ("local-accuracy", "local-top5")
 _RAISED = re.compile(r"<class '([\w.]+)'>:<['\"]?(.*?)['\"]?>", re.DOTALL)
 _DIED = re.compile(
@@ -171,8 +175,13 @@ class KDStrategy(Strategy):
         self._refused: dict[int, str] = {}
         self._doubles: set[int] = set()
         self._candidates: list[Node] = []
+        self._malformed: dict[int, str] = {}
+        self._told: set[tuple[int, str]] = set()
         self._mute: dict[int, tuple[float, float]] = {}
         self._last_trained: dict[int, int] = {}
+        self._last_asked: dict[int, int] = {}
+        self._saved: int | None = None
+        self._resumed = 0
         self._run = ""
         self._voids = 0
         self._capped: set[int] = set()
@@ -348,7 +357,8 @@ class KDStrategy(Strategy):
         num_rounds : int
             At least 1. With ``resume``, the number of the last round.
         timeout : float
-            Seconds that a phase waits for answers; also the messages' time to live.
+            Seconds that a phase waits for answers. The messages live a minute longer, and two seconds for each
+            client, in which answers are fetched.
         train_config, evaluate_config : ConfigRecord, optional
             Further scalars for the clients. Not changed.
         evaluate_fn : callable, optional
@@ -378,9 +388,11 @@ class KDStrategy(Strategy):
         result = KDResult()
         arrays: ArrayRecord | None = ArrayRecord(dict(initial_arrays))
         self._begin(initial_arrays)
+        self._resumed = 0
         first = 1
         if self.resume and (restored := self.load_checkpoint()) is not None:
             last, restored_arrays = restored
+            self._saved = self._resumed = last
             first, arrays = last + 1, restored_arrays or arrays
             log(INFO, "Resuming after round %d", last)
         assert arrays is not None
@@ -488,8 +500,10 @@ class KDStrategy(Strategy):
         self.template = ArrayTemplate.of(arrays)
         if self.sends_weights and not self.template.names:
             raise ConfigError(f"{type(self).__name__} needs initial_arrays: ArrayRecord(model.state_dict())")
-        self._nodes, self._refused, self._doubles, self._candidates, self._mute = {}, {}, set(), [], {}
-        self._last_trained, self._capped, self._voids = {}, set(), 0
+        self._nodes, self._refused, self._malformed, self._mute = {}, {}, {}, {}
+        self._doubles, self._candidates, self._told = set(), [], set()
+        self._last_trained, self._last_asked, self._saved = {}, {}, None
+        self._capped, self._voids = set(), 0
         self._run = secrets.token_hex(8)
         if self.checkpoint_dir is not None:
             Checkpoint.prepare(self.checkpoint_dir)
@@ -498,22 +512,40 @@ class KDStrategy(Strategy):
         self._begun = True
 
     def _wait_for_nodes(self, grid: Grid, least: int) -> list[Node]:
-        """Wait for enough fitting nodes, and return them: in a simulation, none may be registered at first."""
+        """Wait for enough fitting nodes, and return them: in a simulation, none may be registered at first.
+
+        Nobody is judged before so many have introduced themselves: what most of them have decides, and not who
+        comes first. One that does not fit does not end the waiting while others may still come.
+        """
         end, pause, told = time.monotonic() + self._timeout, _POLL_FIRST, -1
+        introduced: dict[int, Node] = {}
+        newest = time.monotonic()
         while True:
-            nodes = self._refresh_nodes(grid)
-            if len(nodes) >= least:
-                return nodes
-            if self._refused:
-                reasons = "; ".join(f"node {node}: {why}" for node, why in sorted(self._refused.items()))
+            ids = sorted(grid.get_node_ids())
+            for node in self._introduce(grid, [i for i in ids if i not in introduced]):
+                introduced[node.node_id] = node
+                newest = time.monotonic()
+            there = [introduced[i] for i in ids if i in introduced]
+            late = time.monotonic() >= end
+            nodes: list[Node] = []
+            if late or len(there) + len(self._malformed) >= least:
+                self._nodes, self._refused = {}, {}
+                self._judge(there)
+                nodes = self._present_of(ids)
+                if len(nodes) >= least:
+                    return nodes
+            refused = {**self._malformed, **self._refused}
+            settled = getattr(grid, "complete", False) or time.monotonic() - newest >= _GRACE_SECONDS
+            if refused and (late or (settled and len(nodes) + len(refused) >= least)):
+                reasons = "; ".join(f"node {node}: {why}" for node, why in sorted(refused.items()))
                 raise HandshakeError(f"{len(nodes)} clients fit, {least} are needed; refused: {reasons}")
-            if time.monotonic() > end:
+            if late:
                 raise TimeoutError(
                     f"{len(nodes)} clients came within {self._timeout:g} s, {least} are needed"
                 )
-            if len(nodes) != told:
-                log(INFO, "Waiting for clients: %d of %d", len(nodes), least)
-                told = len(nodes)
+            if len(there) != told:
+                log(INFO, "Waiting for clients: %d of %d", len(there), least)
+                told = len(there)
             time.sleep(pause)
             pause = min(pause * 1.5, _POLL_LAST)
 
@@ -531,27 +563,39 @@ class KDStrategy(Strategy):
 
     def _refresh_nodes(self, grid: Grid) -> list[Node]:
         """Ask for the ids anew, shake hands with new ones, and return those that fit and are there."""
-        ids, now = sorted(grid.get_node_ids()), time.monotonic()
+        ids = sorted(grid.get_node_ids())
+        self._judge(
+            self._introduce(grid, [i for i in ids if i not in self._nodes and i not in self._refused])
+        )
+        return self._present_of(ids)
+
+    def _introduce(self, grid: Grid, ids: list[int]) -> list[Node]:
+        """Shake hands, and return who answered as it should."""
+        now = time.monotonic()
         timeout = min(self._timeout, _HANDSHAKE_SECONDS)
-        new = [i for i in ids if i not in self._nodes and i not in self._refused]
-        new = [i for i in new if self._mute.get(i, (0.0, 0.0))[1] <= now]
+        new = [i for i in ids if i not in self._malformed and self._mute.get(i, (0.0, 0.0))[1] <= now]
         config = {**self.config.to_wire(), wire.SEED: self.seed}
-        messages = [wire.properties_message(i, config=config, ttl=timeout) for i in new]
-        candidates: list[Node] = []
+        ttl = _lifetime(max(self._timeout, timeout), len(new))
+        messages = [wire.properties_message(i, config=config, ttl=ttl) for i in new]
+        found: list[Node] = []
         # Of silence, not of all: where many clients share few workers, the last has long to wait.
         for message, reply in self._receive(grid, messages, timeout, of_silence=True):
             node_id = message.metadata.dst_node_id
             if reply is None:
                 self._ask_again(node_id, f"no answer within {timeout:g} s", timeout)
             elif isinstance(reply, PayloadError):
-                self._refuse(node_id, str(reply))
+                self._malformed[node_id] = self._refuse(node_id, str(reply))
             elif reply.has_error():
                 self._ask_again(node_id, _reason(reply.error))
             else:
                 try:
-                    candidates.append(Node.from_properties(node_id, wire.read_properties(reply)))
+                    found.append(Node.from_properties(node_id, wire.read_properties(reply)))
                 except PayloadError as error:
-                    self._refuse(node_id, str(error))
+                    self._malformed[node_id] = self._refuse(node_id, str(error))
+        return found
+
+    def _judge(self, candidates: list[Node]) -> None:
+        """Accept those that fit, refuse the others."""
         # In one order, whichever answered first, since what the clients have in common decides.
         self._candidates = sorted(candidates, key=lambda node: node.order)
         for node in self._candidates:
@@ -564,7 +608,10 @@ class KDStrategy(Strategy):
             if refusal is None:
                 self._nodes[node.node_id] = node
             else:
-                self._refuse(node.node_id, refusal)
+                self._refused[node.node_id] = self._refuse(node.node_id, refusal)
+
+    def _present_of(self, ids: list[int]) -> list[Node]:
+        """Return the accepted nodes that are there, one for each partition, in the order of partition ids."""
         present: dict[int, Node] = {}
         for node in self._nodes.values():
             if node.node_id not in ids:
@@ -585,9 +632,13 @@ class KDStrategy(Strategy):
         pause = min(max(2 * pause, least), _LATEST_HANDSHAKE)
         self._mute[node_id] = (pause, time.monotonic() + pause)
 
-    def _refuse(self, node_id: int, reason: str) -> None:
-        self._refused[node_id] = plain(reason)
-        log(WARNING, "node %d is refused: %s", node_id, self._refused[node_id])
+    def _refuse(self, node_id: int, reason: str) -> str:
+        """Log a refusal, once, and return its reason in a form that may be shown."""
+        shown = plain(reason)
+        if (node_id, shown) not in self._told:
+            self._told.add((node_id, shown))
+            log(WARNING, "node %d is refused: %s", node_id, shown)
+        return shown
 
     def _draw(
         self, nodes: list[Node], fraction: float, least: int, purpose: str, server_round: int
@@ -632,16 +683,27 @@ class KDStrategy(Strategy):
                 config={
                     **config,
                     wire.NAMES: json.dumps(self.template_of(out.node).names),
-                    wire.TRAINED: self._last_trained.get(out.node.key, 0),
+                    **self._of_state(phase, server_round, out.node),
                     **out.config,
                 },
                 payload=data,
-                ttl=self._timeout,
+                ttl=_lifetime(self._timeout, len(outgoing)),
                 group_id=str(server_round),
             )
             self.stats.count(out.node, down=wire.nbytes(message.content))
             messages.append(message)
         return messages
+
+    def _of_state(self, phase: str, server_round: int, node: Node) -> dict[str, int]:
+        """Return what a client must know to find its personal model of this run, or that it has lost it."""
+        known, key = server_round, node.key
+        if phase == self.phases[0]:
+            # What it did in rounds of which a resumed run knows nothing, does not count.
+            known = self._last_asked.get(key, self._resumed)
+            self._last_asked[key] = server_round
+        # Without checkpoints nothing is ever resumed: what was there before this round is enough.
+        saved = server_round - 1 if self.checkpoint_dir is None else self._saved or 0
+        return {wire.TRAINED: self._last_trained.get(key, 0), wire.KNOWN: known, wire.SAVED: saved}
 
     def _evaluate_messages(
         self, server_round: int, nodes: list[Node], arrays: ArrayRecord, extra: Mapping[str, Any]
@@ -655,7 +717,7 @@ class KDStrategy(Strategy):
                 node.node_id,
                 arrays=ArrayRecord(dict(arrays)),
                 config=config,
-                ttl=self._timeout,
+                ttl=_lifetime(self._timeout, len(chosen)),
                 group_id=str(server_round),
             )
             for node in chosen
@@ -1011,7 +1073,9 @@ class KDStrategy(Strategy):
             trained=self._last_trained,
         )
         try:
-            return found.save(self.checkpoint_dir)
+            path = found.save(self.checkpoint_dir)
+            self._saved = server_round
+            return path
         except OSError as error:
             log(
                 WARNING,
@@ -1073,6 +1137,11 @@ def _reason(error: Error) -> str:
     return plain(
         f"{kind}: {lines[0]}" if kind and "Traceback" not in said and "ray::" not in said else last, 300
     )
+
+
+def _lifetime(timeout: float, count: int) -> float:
+    """Return the time to live of messages whose answers may come within a timeout, and are then fetched in turn."""
+    return timeout + _FETCH_SECONDS + _FETCH_SECONDS_EACH * count
 
 
 def _average(values: Sequence[float], weights: Sequence[float]) -> float:

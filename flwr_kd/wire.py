@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 NDArray = npt.NDArray[Any]
-PAYLOAD, PHASE, ROUND, SEED, NAMES, MAX_BYTES, RUN, TRAINED, STATE_LOST, REFUSAL = (
+PAYLOAD, PHASE, ROUND, SEED, NAMES, MAX_BYTES, RUN, TRAINED, KNOWN, SAVED, STATE_LOST, REFUSAL = (
     "payload",
     "phase",
     "server-round",
@@ -44,6 +44,8 @@ PAYLOAD, PHASE, ROUND, SEED, NAMES, MAX_BYTES, RUN, TRAINED, STATE_LOST, REFUSAL
     "max-payload-bytes",
     "run-key",
     "trained-round",
+    "known-round",
+    "saved-round",
     "state-lost",
     "refusal",
 )

@@ -45,23 +45,26 @@ class Federation:
         self.attack, self.attackers = None if attack is None else parse_attack(attack), attackers
         self.models = ["mlp"] * clients
 
+    def client_fn(self, context: Context) -> Any:
+        index = int(context.node_config["partition-id"])
+        attack = self.attack if index in self.attackers else None
+        train: Any = blobs(24 + index, index)
+        client: Any = self.method.client(
+            small_model(self.models[index]),
+            train if attack is None else attack.poison(train, CLASSES, index),
+            blobs(8, 100 + index),
+            context=context,
+            device="cpu",
+            **self.method.client_options,
+            **({"public_set": blobs(32, 200)} if self.method.public_data == "clients" else {}),
+        )
+        if attack is not None:
+            client = MaliciousClient(client, attack, partition=index)
+        return client.to_client()
+
     def app(self) -> ClientApp:
         def client_fn(context: Context) -> Any:
-            index = int(context.node_config["partition-id"])
-            attack = self.attack if index in self.attackers else None
-            train: Any = blobs(24 + index, index)
-            client: Any = self.method.client(
-                small_model(self.models[index]),
-                train if attack is None else attack.poison(train, CLASSES, index),
-                blobs(8, 100 + index),
-                context=context,
-                device="cpu",
-                **self.method.client_options,
-                **({"public_set": blobs(32, 200)} if self.method.public_data == "clients" else {}),
-            )
-            if attack is not None:
-                client = MaliciousClient(client, attack, partition=index)
-            return client.to_client()
+            return self.client_fn(context)
 
         return ClientApp(client_fn=client_fn)
 

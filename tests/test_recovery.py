@@ -24,12 +24,14 @@ from flwr_kd import registry, state
 from flwr_kd.checkpoint import CHECKPOINT, Checkpoint
 from flwr_kd.client import Answer
 from flwr_kd.config import ConfigError
+from flwr_kd.data import ArrayDataset
 from flwr_kd.exchange import Node, VoidRoundsError
 from flwr_kd.inline import Fault, InlineGrid
+from flwr_kd.models import build_model
 from flwr_kd.payload import PayloadError
 from flwr_kd.strategies.fedavg import FedAvg, FedAvgClient
 from flwr_kd.strategies.fedproto import FedProto, FedProtoClient
-from flwr_kd.strategy import HandshakeError, KDStrategy, _reason
+from flwr_kd.strategy import HandshakeError, KDStrategy, _lifetime, _reason
 
 METHODS = list(registry.methods())
 PERSONAL = [name for name in METHODS if getattr(registry.get(name).client, "personal", False)]
@@ -146,6 +148,61 @@ def test_a_round_waits_for_nodes_that_come_back(federation: Any, flower_log: lis
     assert any("1 clients are there, a round needs 2: waiting" in line for line in flower_log)
 
 
+@pytest.mark.parametrize("first", [0, 3])
+def test_one_silent_client_does_not_cost_the_answers_of_the_others(first: int, federation: Any) -> None:
+    """Wherever it stands in the order: theirs live until they are fetched."""
+    faults = {first: Fault("silent", frozenset({1}))}
+    _, result = federation("fedavg").run(rounds=2, grid={"faults": faults}, timeout=1.0)
+    assert [(r.participants, r.failures) for r in result.rounds] == [(3, 1), (4, 0)]
+    sent = _lifetime(100.0, 50)
+    assert sent == 100 + 60 + 2 * 50
+
+
+def test_an_answer_whose_time_is_over_is_gone(federation: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the test before rests on: the grid treats messages as a SuperLink does."""
+    monkeypatch.setattr("flwr_kd.strategy._lifetime", lambda timeout, count: timeout)
+    faults = {0: Fault("silent", frozenset({1}))}
+    _, result = federation("fedavg").run(rounds=2, grid={"faults": faults}, timeout=1.0)
+    assert [(r.participants, r.failures) for r in result.rounds] == [(0, 4), (4, 0)]
+
+
+@pytest.mark.parametrize("name", ["fedhead", "fedhead-plus"])
+def test_fedhead_goes_on_with_fewer_clients_than_sectors(name: str, federation: Any) -> None:
+    """Sectors are those of the clients that were there when the run began."""
+    fed = federation(name, clients=2)
+    grid = Coming(fed.app(), 2, since={}, gone=lambda partition, asked: partition == 1 and asked == 2)
+    result = fed.strategy("sectors=2").start(grid, fed.initial(), num_rounds=2, timeout=30.0)
+    assert [r.participants for r in result.rounds] == [1, 2]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_one_that_comes_first_neither_ends_the_run_nor_decides_it(
+    name: str, federation: Any, flower_log: list[str]
+) -> None:
+    """Its model has other classes, features and arrays; three that fit come later."""
+    fed = federation(name)
+    odd = build_model("lenet", input_shape=(1, 4, 4), num_classes=7, seed=0, feature_dim=5)
+    method = fed.method
+
+    def client_fn(context: Context) -> Any:
+        if context.node_config["partition-id"] == 0:
+            data = ArrayDataset(torch.zeros(14, 1, 4, 4), torch.arange(14) % 7)
+            public = {"public_set": data} if method.public_data == "clients" else {}
+            client = method.client(
+                odd, data, context=context, device="cpu", **method.client_options, **public
+            )
+            return client.to_client()
+        return fed.client_fn(context)
+
+    grid = Coming(ClientApp(client_fn=client_fn), 4, since={1: 2, 2: 4, 3: 6}, gone=lambda *_: False)
+    result = fed.strategy(min_available_nodes=3).start(grid, fed.initial(), num_rounds=1, timeout=60.0)
+    assert result.rounds[0].participants == 3
+    assert set(result.rounds[0].bytes_by_partition) == {1, 2, 3}
+    (line,) = [line for line in flower_log if "is refused" in line]
+    (liar,) = [i for i, c in grid.contexts.items() if c.node_config["partition-id"] == 0]
+    assert line.startswith(f"node {liar} is refused")
+
+
 def test_a_node_that_joins_late_takes_part_from_the_next_round(federation: Any) -> None:
     fed = federation("fedhkd", clients=3)
     grid = Coming(fed.app(), 3, since={2: 2}, gone=lambda *_: False)
@@ -218,6 +275,49 @@ def test_a_killed_server_goes_on_to_the_same_numbers(
     if kept:
         assert len(kept[0]) == 4
         assert kept[0] == kept[1]
+
+
+@pytest.mark.parametrize("name", PERSONAL)
+def test_models_of_void_rounds_do_not_displace_those_of_the_checkpoint(
+    name: str, federation: Any, flower_log: list[str], numbers: Any, tmp_path: Path
+) -> None:
+    """Rounds 2 and 3 are void, though half of the clients trained in them; the run is resumed after round 1."""
+    fed = federation(name)
+    _, expected = fed.run(rounds=3, grid=states_of(tmp_path / "undisturbed"))
+    broken = fed.strategy(checkpoint_dir=tmp_path / "checkpoint", min_train_nodes=3, max_void_rounds=2)
+    grid = InlineGrid(fed.app(), 4, faults=failing(2, {2, 3}), **states_of(tmp_path / "states"))
+    with pytest.raises(VoidRoundsError):
+        broken.start(grid, fed.initial(), num_rounds=5)
+    files = [path.name.partition("-node-3-")[2] for path in (tmp_path / "states").glob("*-node-3-*")]
+    assert sorted(files) == ["round-1.safetensors", "round-3.safetensors"]
+    resumed = fed.strategy(checkpoint_dir=tmp_path / "checkpoint", resume=True)
+    grid = InlineGrid(fed.app(), 4, seed=9, **states_of(tmp_path / "states"))
+    result = resumed.start(grid, fed.initial(), num_rounds=3, timeout=30.0)
+    assert not [line for line in flower_log if "lost" in line]
+    for found, other in zip(numbers(result), numbers(expected)[1:], strict=False):
+        assert found[:3] == other[:3]
+
+
+@pytest.mark.parametrize("name", PERSONAL)
+def test_checkpoints_that_could_not_be_written_do_not_cost_models(
+    name: str, federation: Any, flower_log: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    fed = federation(name)
+    save = Checkpoint.save
+
+    def full(self: Checkpoint, folder: Path) -> Path:
+        if self.server_round > 1:
+            raise OSError(28, "No space left on device")
+        return save(self, folder)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoint, "save", full)
+        fed.run(rounds=4, checkpoint_dir=tmp_path / "checkpoint", grid=states_of(tmp_path / "states"))
+    assert sum("no checkpoint could be written" in line for line in flower_log) == 3
+    fed.run(
+        rounds=2, checkpoint_dir=tmp_path / "checkpoint", resume=True, grid=states_of(tmp_path / "states")
+    )
+    assert not [line for line in flower_log if "lost" in line]
 
 
 @pytest.mark.parametrize("name", PERSONAL)
@@ -459,7 +559,7 @@ def test_a_state_dir_without_space_is_refused_before_training(
 def test_the_name_of_a_run_leads_nowhere_else(run: str, tmp_path: Path) -> None:
     context = Context(1, 2, {"state-dir": str(tmp_path)}, RecordDict(), {})
     with pytest.raises(state.StateError, match=r"run-key must be at most 64 letters and digits"):
-        state.PersonalState(context).at(run, 1)
+        state.PersonalState(context).at(run, 1, known=0, saved=0)
 
 
 def test_runs_on_the_same_nodes_do_not_share_models(federation: Any) -> None:

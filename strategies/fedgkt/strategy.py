@@ -86,7 +86,7 @@ class FedGKT(KDStrategy):
                 f"server_model must have initialised weights of numpy's types: {error}"
             ) from None
         self._restored: dict[str, NDArray] = {}
-        self._tried: str | None = None
+        self._tried: dict[tuple[tuple[int, ...], int], str] = {}
         self._trained = False
         self.logits: dict[int, NDArray] = {}
 
@@ -114,9 +114,9 @@ class FedGKT(KDStrategy):
             )
         if self._given is None and max(node.feature_dim, classes) > _LARGEST_DEFAULT:
             return f"{node.feature_dim} features and {classes} classes need a server_model of yours"
-        if self._tried is None:
-            self._tried = self._try(shape, classes)
-        return self._tried or None
+        if (shape, classes) not in self._tried:
+            self._tried[shape, classes] = self._try(shape, classes)
+        return self._tried[shape, classes] or None
 
     def configure_phase(
         self, phase: str, server_round: int, nodes: list[Node], arrays: ArrayRecord | None
@@ -189,7 +189,7 @@ class FedGKT(KDStrategy):
                 raise ValueError(f"{type(self).__name__} has no state named {name!r}")
             parts[part][rest] = value
         self.logits = {int(key): logits for key, logits in parts["logits"].items()}
-        self._restored, self._trained, self._tried = parts["server"], bool(state), None
+        self._restored, self._trained, self._tried = parts["server"], bool(state), {}
         if self._given is None:
             self.server_model = None
         else:

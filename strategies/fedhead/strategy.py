@@ -82,8 +82,9 @@ class FedHEAD(KDStrategy):
         return super().accept_node(node)
 
     def begin(self, nodes: list[Node]) -> None:
-        """Count from 0; the sectors are assigned as each round begins, since clients come and go."""
+        """Count from 0, and assign the sectors; clients that come later are assigned as a round begins."""
         self.round_trips = 0
+        self._assign(nodes)
 
     def select(self, phase: str, server_round: int, nodes: list[Node], answered: list[Node]) -> list[Node]:
         """Return everyone who is drawn for training, then the leaders, then those in place of failed ones."""
