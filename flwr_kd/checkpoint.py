@@ -14,7 +14,7 @@ from flwr.app import Array, ArrayRecord
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from .config import ConfigError
+from .config import ConfigError, first_line
 from .state import write_atomically
 
 __all__ = ["CHECKPOINT", "Checkpoint"]
@@ -114,15 +114,18 @@ class Checkpoint:
         found = (metadata.get("strategy"), metadata.get("version"))
         if found != (strategy, _VERSION):
             raise ConfigError(f"{path} is of {found[0]} (version {found[1]}), expected {strategy}")
-        arrays = {name: Array(tensors[f"arrays/{name}"]) for name in json.loads(metadata["names"])}
-        state = {n.removeprefix("state/"): v for n, v in tensors.items() if n.startswith("state/")}
-        return cls(
-            strategy,
-            int(metadata["round"]),
-            json.loads(metadata["config"]),
-            int(metadata["seed"]),
-            ArrayRecord(arrays),
-            state,
-            run=metadata.get("run", ""),
-            trained={int(key): int(last) for key, last in json.loads(metadata.get("trained", "[]"))},
-        )
+        try:
+            arrays = {name: Array(tensors[f"arrays/{name}"]) for name in json.loads(metadata["names"])}
+            state = {n.removeprefix("state/"): v for n, v in tensors.items() if n.startswith("state/")}
+            return cls(
+                strategy,
+                int(metadata["round"]),
+                json.loads(metadata["config"]),
+                int(metadata["seed"]),
+                ArrayRecord(arrays),
+                state,
+                run=metadata.get("run", ""),
+                trained={int(key): int(last) for key, last in json.loads(metadata.get("trained", "[]"))},
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigError(f"{path} lacks {first_line(error)}, or has it in another form") from None

@@ -7,6 +7,7 @@ need no Ray. With the same seed and number of torch threads the numbers are thos
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -125,7 +126,8 @@ class InlineGrid(Grid):
         self._counter = itertools.count(1)
         self._pushes = 0
         self._waiting: dict[str, tuple[Message, int]] = {}
-        self._messages: dict[str, Message] = {}
+        self._deadlines: dict[str, tuple[float, Message]] = {}
+        self._worked = 0.0
         self._replies: dict[str, tuple[int, Message]] = {}
         self._pending: dict[str, Future[None]] = {}
         self._lock = threading.Lock()
@@ -178,35 +180,38 @@ class InlineGrid(Grid):
         """Take the messages; the ClientApp runs when its answer is asked for."""
         self._pushes += 1
         ids = []
+        # Of silent nodes.
+        for gone in [i for i, (deadline, _) in self._deadlines.items() if self._now() > deadline]:
+            del self._deadlines[gone]
         for message in messages:
             message_id = f"message-{next(self._counter)}"
             message.metadata.__dict__["_message_id"] = message_id
             ids.append(message_id)
             self._waiting[message_id] = (message, self._pushes)
-            self._messages[message_id] = message
+            self._deadlines[message_id] = (self._now() + message.metadata.ttl, message)
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Run the ClientApp for messages that it has not seen yet, and return the answers that are there.
 
-        As a SuperLink does, it gives an error for a message whose time to live is over, whether answered or not.
+        As a SuperLink does, it gives an error for a message whose time to live is over, whether answered or not;
+        not where there are threads.
         """
         found = []
         wanted = list(message_ids)
-        for message_id in wanted:
-            message = self._messages.get(message_id)
-            if message is not None and time.time() > message.metadata.created_at + message.metadata.ttl:
+        for message_id in wanted if self._workers == 1 else ():
+            deadline, message = self._deadlines.get(message_id, (math.inf, None))
+            if message is not None and self._now() > deadline:
                 self._waiting.pop(message_id, None)
-                with self._lock:
-                    self._replies[message_id] = (
-                        0,
-                        Message(Error(_MESSAGE_UNAVAILABLE, "expired"), reply_to=message),
-                    )
+                expired = Message(Error(_MESSAGE_UNAVAILABLE, "expired"), reply_to=message)
+                self._replies[message_id] = (0, expired)
         for message_id in wanted:
             if self._workers > 1:
                 self._submit(message_id)
             elif message_id in self._waiting:
+                begun = time.monotonic()
                 self._handle(*self._waiting.pop(message_id))
+                self._worked += time.monotonic() - begun
         if self._workers > 1:
             ahead = 2 * self._workers - len(self._pending) - len(self._replies)
             for message_id in list(itertools.islice(self._waiting, max(ahead, 0))):
@@ -220,7 +225,7 @@ class InlineGrid(Grid):
                 there = self._replies.get(message_id)
                 if there is not None and there[0] <= self._pushes:
                     found.append(self._replies.pop(message_id)[1])
-                    self._messages.pop(message_id, None)
+                    self._deadlines.pop(message_id, None)
         return found
 
     def send_and_receive(
@@ -241,6 +246,10 @@ class InlineGrid(Grid):
             self._pool = None
 
     # ------------------------------------------------------------------ nodes
+
+    def _now(self) -> float:
+        """Return a clock that stands while nodes work: they do so in turn here, elsewhere at the same time."""
+        return time.monotonic() - self._worked
 
     def _threads(self) -> ThreadPoolExecutor:
         if self._pool is None:

@@ -31,10 +31,21 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import numpy as np
+import numpy.typing as npt
 from safetensors import SafetensorError, deserialize
 from safetensors.numpy import save
 
-__all__ = ["MAX_PAYLOAD_BYTES", "ArraySpec", "Payload", "PayloadError", "array", "read_metadata"]
+__all__ = [
+    "LIMIT",
+    "MAX_PAYLOAD_BYTES",
+    "ArraySpec",
+    "Payload",
+    "PayloadError",
+    "array",
+    "check_magnitude",
+    "magnitude",
+    "read_metadata",
+]
 
 MAX_PAYLOAD_BYTES = 256 * 1024**2
 """Largest payload in bytes, unless set otherwise. Flower chunks arrays, but not config records."""
@@ -48,6 +59,10 @@ _SAFETENSORS_DTYPES = {
     **{f"I{bits}": f"int{bits}" for bits in (8, 16, 32, 64)},
     **{f"U{bits}": f"uint{bits}" for bits in (8, 16, 32, 64)},
 }
+
+
+LIMIT = 65504.0
+"""Largest absolute value of a feature, prototype or representation: float16's."""
 
 
 class PayloadError(ValueError):
@@ -312,6 +327,28 @@ def _check_array(schema: str, name: str, value: Any, spec: ArraySpec, sizes: dic
         raise PayloadError(f"{where} has shape {list(shape)}, expected {spec.describe(sizes)}")
     if value.dtype.kind == "f" and not np.isfinite(value).all():
         raise PayloadError(f"{where} has {int((~np.isfinite(value)).sum())} values that are not finite")
+
+
+def magnitude(values: npt.NDArray[Any]) -> float:
+    """Return the largest absolute value, without a copy of the values; 0 of none, NaN if one is.
+
+    >>> magnitude(np.array([[1.0, -3.0], [2.0, 0.0]])), magnitude(np.zeros((0, 2)))
+    (3.0, 0.0)
+    """
+    return float(max(values.max(initial=0), -values.min(initial=0)))
+
+
+def check_magnitude(where: str, values: npt.NDArray[Any]) -> None:
+    """Refuse features and the like beyond :data:`LIMIT`: squares and sums of them would soon be infinite.
+
+    Raises
+    ------
+    PayloadError
+        With ``where``, the limit and the largest value.
+    """
+    largest = magnitude(values)
+    if largest > LIMIT:
+        raise PayloadError(f"{where} must be within ±{LIMIT:g}, got {largest:g}")
 
 
 def read_metadata(data: bytes) -> dict[str, Any]:

@@ -127,8 +127,9 @@ class PersonalState:
             write_atomically(self._file(self._round), save(tensors))
             files = self._files()
             kept = {self._round, max((r for r in files if r <= self._saved), default=self._round)}
-            for server_round in files.keys() - kept:
-                files[server_round].unlink(missing_ok=True)
+            broken_off = self._folder.glob(f".{glob.escape(self._stem)}*")
+            for file in (*(files[r] for r in files.keys() - kept), *broken_off):
+                file.unlink(missing_ok=True)
         except OSError as error:
             raise StateError(f"cannot keep the personal model in {self._folder}: {error}") from error
 

@@ -52,8 +52,8 @@ MAX_EXAMPLES = 1_000_000
 _POLL_FIRST, _POLL_LAST = 0.02, 1.0
 _PULL_ATTEMPTS = 3
 _HANDSHAKE_SECONDS, _LATEST_HANDSHAKE = 120.0, 3600.0
-_GRACE_SECONDS = 10.0
-_FETCH_SECONDS, _FETCH_SECONDS_EACH = 60.0, 2.0
+_GRACE_SECONDS = 60.0
+_FETCH_SECONDS, _FETCH_SECONDS_EACH = 200.0, 2.0
 """How long answers are fetched after the last moment at which they may come: a SuperLink deletes a message with its
 answer when its time to live is over."""
 _SHARES = ("local-accuracy", "local-top5")
@@ -80,7 +80,7 @@ class KDStrategy(Strategy):
         Share of the available clients that is drawn per round, in (0, 1]; at least ``min_train_nodes``.
     min_train_nodes : int
         Least number of clients drawn per round, and of usable answers to its first phase: with fewer the round is
-        void, and nothing is changed. A round waits up to ``timeout`` for so many clients to be there.
+        void, and nothing is changed at the server. A round waits up to ``timeout`` for so many clients to be there.
     min_available_nodes : int
         The run waits for so many fitting clients before round 1.
     fraction_evaluate : float
@@ -175,6 +175,7 @@ class KDStrategy(Strategy):
         self._refused: dict[int, str] = {}
         self._doubles: set[int] = set()
         self._candidates: list[Node] = []
+        self._known: dict[int, Node] = {}
         self._malformed: dict[int, str] = {}
         self._told: set[tuple[int, str]] = set()
         self._mute: dict[int, tuple[float, float]] = {}
@@ -212,7 +213,7 @@ class KDStrategy(Strategy):
         client alone does not decide. ``among`` says which of them count. ``node`` stands for them where there are
         none.
         """
-        known = [each for each in list(self._nodes.values()) or self._candidates if among(each)] or [node]
+        known = [each for each in list(self._known.values()) or self._candidates if among(each)] or [node]
         return Counter(kind(each) for each in known).most_common(1)[0][0]
 
     def unlike(self, node: Node) -> str | None:
@@ -357,8 +358,8 @@ class KDStrategy(Strategy):
         num_rounds : int
             At least 1. With ``resume``, the number of the last round.
         timeout : float
-            Seconds that a phase waits for answers. The messages live a minute longer, and two seconds for each
-            client, in which answers are fetched.
+            Seconds that a phase waits for answers. The messages live 200 seconds longer, and two for each client,
+            in which answers are fetched.
         train_config, evaluate_config : ConfigRecord, optional
             Further scalars for the clients. Not changed.
         evaluate_fn : callable, optional
@@ -376,6 +377,9 @@ class KDStrategy(Strategy):
             If clients do not fit the method and too few remain.
         TimeoutError
             If fewer than ``min_available_nodes`` clients come within ``timeout``.
+        ConfigError
+            If ``num_rounds`` or ``timeout`` is out of range, ``initial_arrays`` are missing, ``checkpoint_dir``
+            cannot be written to, or its checkpoint is another method's, another model's or unreadable.
         VoidRoundsError
             If ``max_void_rounds`` rounds in a row had fewer than ``min_train_nodes`` usable answers.
         """
@@ -395,6 +399,8 @@ class KDStrategy(Strategy):
             self._saved = self._resumed = last
             first, arrays = last + 1, restored_arrays or arrays
             log(INFO, "Resuming after round %d", last)
+        elif self.checkpoint_dir is not None and (self.checkpoint_dir / CHECKPOINT).exists():
+            log(WARNING, "%s is replaced; resume=True would go on from it", self.checkpoint_dir / CHECKPOINT)
         assert arrays is not None
         result.arrays = arrays
         self._evaluate_at_server(evaluate_fn, first - 1, arrays, result, None)
@@ -407,18 +413,18 @@ class KDStrategy(Strategy):
             nodes = self._nodes_of_round(grid)
             arrays, told = self._run_phases(grid, server_round, nodes, arrays, extra)
             self._summarise(told, result)
+            result.arrays = arrays
             if stats.void:
                 self._end_if_void()
             else:
+                # Before anything else, which can fail: the round is done.
+                self.save_checkpoint(server_round, arrays)
                 self._evaluate_at_clients(
                     grid, server_round, nodes, arrays, dict(evaluate_config or {}), result
                 )
-            result.arrays = arrays
             stats.seconds = time.monotonic() - begun
             self._evaluate_at_server(evaluate_fn, server_round, arrays, result, stats)
             result.rounds.append(stats)
-            if not stats.void:
-                self.save_checkpoint(server_round, arrays)
             if self.on_round is not None:
                 self.on_round(stats)
         for line in io.StringIO(str(result)):
@@ -430,6 +436,9 @@ class KDStrategy(Strategy):
     ) -> Iterable[Message]:
         """Build a round's messages; for Flower's own ``Strategy.start`` and its wrappers.
 
+        There are no checkpoints then, and no calls of ``on_round``; the messages' time to live is an hour and more,
+        whatever the timeout.
+
         Raises
         ------
         RuntimeError
@@ -440,6 +449,8 @@ class KDStrategy(Strategy):
                 f"{type(self).__name__} has the phases {', '.join(self.phases)} per round; call its own start()"
             )
         if server_round == 1 or not self._begun:
+            if self.checkpoint_dir is not None or self.on_round is not None:
+                log(WARNING, "checkpoint_dir, resume and on_round need this strategy's own start()")
             self._begin(arrays)
             self.begin(self._wait_for_nodes(grid, self.min_available_nodes))
         self._end_if_void()
@@ -475,6 +486,7 @@ class KDStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Build the evaluation's messages; none unless ``fraction_evaluate`` is above 0."""
+        self._end_if_void()
         self._hooked = self._evaluate_messages(server_round, self._present, arrays, dict(config))
         return list(self._hooked)
 
@@ -500,7 +512,7 @@ class KDStrategy(Strategy):
         self.template = ArrayTemplate.of(arrays)
         if self.sends_weights and not self.template.names:
             raise ConfigError(f"{type(self).__name__} needs initial_arrays: ArrayRecord(model.state_dict())")
-        self._nodes, self._refused, self._malformed, self._mute = {}, {}, {}, {}
+        self._nodes, self._known, self._refused, self._malformed, self._mute = {}, {}, {}, {}, {}
         self._doubles, self._candidates, self._told = set(), [], set()
         self._last_trained, self._last_asked, self._saved = {}, {}, None
         self._capped, self._voids = set(), 0
@@ -519,6 +531,7 @@ class KDStrategy(Strategy):
         """
         end, pause, told = time.monotonic() + self._timeout, _POLL_FIRST, -1
         introduced: dict[int, Node] = {}
+        judged: list[Node] = []
         newest = time.monotonic()
         while True:
             ids = sorted(grid.get_node_ids())
@@ -527,13 +540,12 @@ class KDStrategy(Strategy):
                 newest = time.monotonic()
             there = [introduced[i] for i in ids if i in introduced]
             late = time.monotonic() >= end
-            nodes: list[Node] = []
-            if late or len(there) + len(self._malformed) >= least:
-                self._nodes, self._refused = {}, {}
+            if there != judged and (late or len(there) + len(self._malformed) >= least):
+                self._nodes, self._known, self._refused, judged = {}, {}, {}, there
                 self._judge(there)
-                nodes = self._present_of(ids)
-                if len(nodes) >= least:
-                    return nodes
+            nodes = self._present_of(ids)
+            if len(nodes) >= least:
+                return nodes
             refused = {**self._malformed, **self._refused}
             settled = getattr(grid, "complete", False) or time.monotonic() - newest >= _GRACE_SECONDS
             if refused and (late or (settled and len(nodes) + len(refused) >= least)):
@@ -564,6 +576,11 @@ class KDStrategy(Strategy):
     def _refresh_nodes(self, grid: Grid) -> list[Node]:
         """Ask for the ids anew, shake hands with new ones, and return those that fit and are there."""
         ids = sorted(grid.get_node_ids())
+        # Who has been away introduces itself anew: it may have been mended, or have other data.
+        kept: tuple[dict[int, Any], ...] = (self._nodes, self._refused, self._malformed, self._mute)
+        for each in kept:
+            for gone in each.keys() - set(ids):
+                del each[gone]
         self._judge(
             self._introduce(grid, [i for i in ids if i not in self._nodes and i not in self._refused])
         )
@@ -586,7 +603,8 @@ class KDStrategy(Strategy):
             elif isinstance(reply, PayloadError):
                 self._malformed[node_id] = self._refuse(node_id, str(reply))
             elif reply.has_error():
-                self._ask_again(node_id, _reason(reply.error))
+                silent = reply.error.code == ErrorCode.MESSAGE_UNAVAILABLE
+                self._ask_again(node_id, _reason(reply.error), timeout if silent else _POLL_LAST)
             else:
                 try:
                     found.append(Node.from_properties(node_id, wire.read_properties(reply)))
@@ -605,8 +623,14 @@ class KDStrategy(Strategy):
                     self.config.check_classes(node.num_classes)
             except (PayloadError, ConfigError) as error:
                 refusal = str(error)
+            # A method's own check may stumble over what no check foresaw; the run goes on.
+            except Exception as error:
+                refusal = f"unexpected {type(error).__name__}: {first_line(error)}"
             if refusal is None:
-                self._nodes[node.node_id] = node
+                before = self._known.get(node.key)
+                if before is not None and before.node_id != node.node_id:
+                    log(WARNING, "%s comes in place of node %d", node, before.node_id)
+                self._nodes[node.node_id] = self._known[node.key] = node
             else:
                 self._refused[node.node_id] = self._refuse(node.node_id, refusal)
 
@@ -843,9 +867,12 @@ class KDStrategy(Strategy):
         pushed = {i for i in grid.push_messages(messages) if i}
         end = time.monotonic() + timeout
         for message in messages:
-            message_id = message.metadata.message_id
-            answer = self._pull(grid, message_id, end) if message_id in pushed else None
-            if of_silence and answer is not None:
+            message_id, asked = message.metadata.message_id, time.monotonic()
+            answer: Message | PayloadError | None = PayloadError("the message to it could not be sent")
+            if message_id in pushed:
+                answer = self._pull(grid, message_id, end)
+            # One that was there at the first look may have come long ago.
+            if of_silence and answer is not None and time.monotonic() - asked > _POLL_FIRST:
                 end = time.monotonic() + timeout
             yield message, answer
             del answer

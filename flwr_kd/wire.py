@@ -53,6 +53,8 @@ VARIANCE = "running_var"
 """How the names of BatchNorm's variances end."""
 _EMPTY = "_empty"
 _MAX_EXAMPLES = 2**53
+_LONGEST_TEMPLATE = 4 * 10**6
+"""Characters: some 40,000 arrays."""
 _LARGEST = 1e300
 """Of a metric: sums of clients' metrics stay finite."""
 
@@ -109,6 +111,8 @@ class ArrayTemplate:
         PayloadError
             If it is anything else.
         """
+        if isinstance(text, str) and len(text) > _LONGEST_TEMPLATE:
+            raise PayloadError(f"'arrays' has {len(text)} characters, more than {_LONGEST_TEMPLATE}")
         try:
             names, dtypes, shapes = json.loads(text)  # type: ignore[arg-type]
             template = cls(

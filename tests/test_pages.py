@@ -17,7 +17,9 @@ from flwr_kd import cli, privacy, registry, results
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted(
-    p for p in [*ROOT.glob("*.md"), *ROOT.glob("strategies/*/README.md"), *ROOT.glob("apps/*/README.md")]
+    page
+    for pattern in ("*.md", "docs/*.md", "strategies/*/README.md", "apps/*/README.md")
+    for page in ROOT.glob(pattern)
 )
 SECTIONS = (
     "What is sent",
@@ -341,3 +343,19 @@ def test_notebooks_run_from_top_to_bottom(path: Path) -> None:
     outputs = [output for cell in code for output in cell.outputs]
     assert any("image/png" in output.get("data", {}) for output in outputs)
     assert not [output.text for output in outputs if output.get("name") == "stderr"]
+
+
+def test_the_memory_in_the_deployment_page_is_what_was_measured() -> None:
+    page = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")
+    found = json.loads((ROOT / "benchmarks" / "results" / "load.json").read_text(encoding="utf-8"))
+    peaks = {
+        (kind, row["method"], row["clients"]): f"{row['peak_above_start'] / 1e6:,.0f} MB"
+        for kind in ("now", "before")
+        for row in found[kind]
+    }
+    for clients in (10, 64, 100):
+        cells = [peaks[kind, name, clients] for kind in ("now", "before") for name in ("fedavg", "fedhkd")]
+        assert f"| {clients} | {' | '.join(cells)} |" in page
+    for program in ("flwr-serverapp", "flower-superlink"):
+        for row in found["deployment"]:
+            assert f"{row['peaks'][program] / 1e6:,.0f}" in page

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import signal
 import subprocess
@@ -11,6 +12,7 @@ import textwrap
 import time
 import tracemalloc
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -154,8 +156,7 @@ def test_one_silent_client_does_not_cost_the_answers_of_the_others(first: int, f
     faults = {first: Fault("silent", frozenset({1}))}
     _, result = federation("fedavg").run(rounds=2, grid={"faults": faults}, timeout=1.0)
     assert [(r.participants, r.failures) for r in result.rounds] == [(3, 1), (4, 0)]
-    sent = _lifetime(100.0, 50)
-    assert sent == 100 + 60 + 2 * 50
+    assert _lifetime(100.0, 50) == 100 + 200 + 2 * 50
 
 
 def test_an_answer_whose_time_is_over_is_gone(federation: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -793,3 +794,99 @@ RAY_SAYS = "Exception ClientAppException occurred. Message: no room"
 )
 def test_an_error_is_told_in_one_line(code: int, reason: str, expected: str) -> None:
     assert _reason(Error(code, reason)) == expected
+
+
+def test_a_node_that_was_mended_is_asked_again(federation: Any, flower_log: list[str]) -> None:
+    """Refused for its model, away for a round, and back under the same id, as a SuperNode with a key is."""
+    fed = federation("fedavg", clients=3)
+    fed.models = ["mlp", "mlp", "lenet"]
+    grid = Coming(fed.app(), 3, since={}, gone=lambda partition, asked: partition == 2 and asked == 3)
+
+    def mend(stats: Any) -> None:
+        fed.models = ["mlp", "mlp", "mlp"]
+
+    strategy = fed.strategy(min_available_nodes=2, on_round=mend)
+    result = strategy.start(grid, fed.initial(), num_rounds=3, timeout=30.0)
+    assert [r.participants for r in result.rounds] == [2, 2, 3]
+    assert sum("is refused" in line for line in flower_log) == 1
+
+
+def test_another_node_under_a_partitions_name_is_told_of(federation: Any, flower_log: list[str]) -> None:
+    fed = federation("fedavg", clients=3)
+    claims = [{}, {}, {"partition-id": 1}]
+    first, second, third = InlineGrid(fed.app(), 3).contexts
+    away = {first: lambda asked: False, second: lambda asked: asked >= 3, third: lambda asked: asked < 3}
+
+    class Replaced(InlineGrid):
+        asked = 0
+
+        def get_node_ids(self) -> list[int]:
+            self.asked += 1
+            return [i for i in self.contexts if not away[i](self.asked)]
+
+    grid = Replaced(fed.app(), 3, node_configs=claims)
+    result = fed.strategy(min_available_nodes=2).start(grid, fed.initial(), num_rounds=3, timeout=30.0)
+    assert [sorted(r.bytes_by_partition) for r in result.rounds] == [[0, 1]] * 3
+    (line,) = flower_log
+    assert f"node {third} (partition 1) comes in place of node {second}" in line
+
+
+def test_a_round_is_kept_before_it_is_evaluated(federation: Any, tmp_path: Path) -> None:
+    fed = federation("fedavg")
+
+    def fail(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
+        if server_round:
+            raise RuntimeError("no test data")
+        return None
+
+    strategy = fed.strategy(checkpoint_dir=tmp_path)
+    with pytest.raises(RuntimeError, match=r"no test data"):
+        strategy.start(InlineGrid(fed.app(), 4), fed.initial(), num_rounds=2, evaluate_fn=fail)
+    found = Checkpoint.load(tmp_path, "FedAvg")
+    assert found is not None
+    assert found.server_round == 1
+
+
+@pytest.mark.parametrize("name", ["fedproto", "fedhkd"])
+def test_knowledge_beyond_all_measure_is_refused(name: str, federation: Any, flower_log: list[str]) -> None:
+    """Squares of it would be infinite at every client in the next round."""
+    fed = federation(name)
+    kind = fed.strategy().reply_payloads["train"]
+    field = {"fedproto": "prototypes", "fedhkd": "representations"}[name]
+
+    def garble(content: RecordDict) -> None:
+        record = content.config_records["fitres.metrics"]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(kind, "check", lambda self: None)
+            message = kind.from_bytes(record["payload"])
+            values = np.full_like(getattr(message, field), 1e30)
+            record["payload"] = replace(message, **{field: values}).to_bytes()
+
+    faults = {1: Fault("garbage", frozenset({1}), garble)}
+    _, result = fed.run(rounds=2, grid={"faults": faults})
+    assert [(r.participants, r.failures) for r in result.rounds] == [(3, 1), (4, 0)]
+    (line,) = [line for line in flower_log if "is dropped" in line]
+    assert f"field '{field}' must be within ±65504, got 1e+30" in line
+
+
+def test_a_handshake_has_a_bound(federation: Any, flower_log: list[str]) -> None:
+    class Endless(FedAvgClient):
+        def get_properties(self, config: Any) -> Any:
+            names = json.dumps(["x" * 20] * 300_000)
+            return {**super().get_properties(config), "arrays": f"[{names}, {names}, {names}]"}
+
+    fed = federation("fedavg")
+    ours = fed.client_fn
+
+    def client_fn(context: Context) -> Any:
+        client = ours(context)
+        if context.node_config["partition-id"] == 1:
+            client.numpy_client.__class__ = Endless
+        return client
+
+    result = fed.strategy(min_available_nodes=3).start(
+        InlineGrid(ClientApp(client_fn=client_fn), 4), fed.initial(), num_rounds=1
+    )
+    assert result.rounds[0].participants == 3
+    (line,) = flower_log
+    assert "is refused: 'arrays' has 21600006 characters, more than 4000000" in line

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from flwr_kd.distillation import kl_divergence
 from flwr_kd.payload import PayloadError
 
-__all__ = ["check_index", "in_sample_order", "magnitude", "transfer_loss"]
+__all__ = ["check_index", "in_sample_order", "transfer_loss"]
 
 
 def transfer_loss(logits: Tensor, labels: Tensor, teacher: Tensor | None, beta: float) -> Tensor:
@@ -83,15 +83,6 @@ def check_index(index: npt.NDArray[np.int64], what: str = "index") -> None:
         raise PayloadError(
             f"{what} must name each of the {count} samples once; {missing} is missing, {twice} is given twice"
         )
-
-
-def magnitude(values: npt.NDArray[Any]) -> float:
-    """Return the largest absolute value, without a copy of the values; 0 of none, NaN if one is.
-
-    >>> magnitude(np.array([[1.0, -3.0], [2.0, 0.0]])), magnitude(np.zeros((0, 2)))
-    (3.0, 0.0)
-    """
-    return float(max(values.max(initial=0), -values.min(initial=0)))
 
 
 def in_sample_order(rows: npt.NDArray[Any], index: npt.NDArray[np.int64]) -> npt.NDArray[Any]:

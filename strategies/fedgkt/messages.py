@@ -6,12 +6,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from flwr_kd.payload import Payload, PayloadError, array
+from flwr_kd.payload import LIMIT, Payload, PayloadError, array, check_magnitude
 
-from .functional import check_index, magnitude
-
-LIMIT = 65504.0
-"""float16's largest number: of features, and of what the server's logits may be."""
+from .functional import check_index
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,11 +51,7 @@ class ClientFeatures(
                     f"{self.schema}: field {name!r} must be in 0..{classes - 1}, got {labels.min()}..{labels.max()}"
                 )
         for name in ("features", "test_features"):
-            largest = magnitude(getattr(self, name))
-            if largest > LIMIT:
-                raise PayloadError(
-                    f"{self.schema}: field {name!r} must be within ±{LIMIT:g}, got {largest:g}"
-                )
+            check_magnitude(f"{self.schema}: field {name!r}", getattr(self, name))
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,7 +17,7 @@ from flwr_kd.client import resolve_device
 from flwr_kd.config import ConfigError, first_line
 from flwr_kd.distillation import soft_targets
 from flwr_kd.models import build_predictor
-from flwr_kd.payload import Payload, PayloadError
+from flwr_kd.payload import LIMIT, Payload, PayloadError, magnitude
 from flwr_kd.seeding import derive_seed, forked_global_rng, numpy_generator, torch_generator
 from flwr_kd.strategy import KDStrategy, NDArray, Node, Outgoing, Reply
 from flwr_kd.training import fit, make_optimizer
@@ -25,8 +25,8 @@ from flwr_kd.weights import get_weights, has_finite_weights, load_weights
 from flwr_kd.wire import ArrayTemplate
 
 from .config import FedGKTConfig
-from .functional import in_sample_order, magnitude, transfer_loss
-from .messages import LIMIT, ClientFeatures, ServerLogits
+from .functional import in_sample_order, transfer_loss
+from .messages import ClientFeatures, ServerLogits
 
 _LARGEST_DEFAULT = 2**17
 

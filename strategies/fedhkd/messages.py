@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from flwr_kd.payload import Payload, PayloadError, array
+from flwr_kd.payload import Payload, PayloadError, array, check_magnitude
 
 from ..fedproto.messages import check_classes
 
@@ -32,8 +32,9 @@ class HyperKnowledge(Payload, schema="fedhkd.hyper-knowledge", version=1, hint="
     counts: npt.NDArray[np.int64] = array("int64", "K")
 
     def check(self) -> None:
-        """Refuse classes out of range or given twice, counts below 1, and rows that are no distribution."""
+        """Refuse classes out of range or twice, counts below 1, huge values, and rows that are no distribution."""
         check_classes(self.schema, self.classes, self.counts, self.predictions.shape[1])
+        check_magnitude(f"{self.schema}: field 'representations'", self.representations)
         sums = self.predictions.sum(axis=1, dtype=np.float64)
         if (self.predictions < 0).any() or (np.abs(sums - 1) > 1e-3).any():
             raise PayloadError(f"{self.schema}: field 'predictions' must have rows at least 0 that sum to 1")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from flwr_kd.payload import Payload, PayloadError, array
+from flwr_kd.payload import Payload, PayloadError, array, check_magnitude
 
 LARGEST_COUNT = 2**40
 """Of samples behind a class, in a message; the server's sums end here, too."""
@@ -33,8 +33,9 @@ class Prototypes(Payload, schema="fedproto.prototypes", version=1, hint="a small
     num_classes: int = 0
 
     def check(self) -> None:
-        """Refuse classes out of range or given twice, and counts below 1."""
+        """Refuse classes out of range or given twice, counts below 1, and huge values."""
         check_classes(self.schema, self.classes, self.counts, self.num_classes)
+        check_magnitude(f"{self.schema}: field 'prototypes'", self.prototypes)
 
 
 def check_classes(

@@ -52,6 +52,10 @@ class CoefficientMatrix:
         self.values = extend(empty, len(self.clients)) if values is None else values
         self.expected: list[int] = []
 
+    def expect(self, nodes: Iterable[Node]) -> None:
+        """Let those who are there when a run begins come in together; in one that is resumed they did."""
+        self.expected = [] if self.clients else [node.key for node in nodes]
+
     def admit(self, clients: Iterable[int]) -> None:
         """Add new clients; see :func:`~flwr_kd.strategies.ktpfl.functional.extend`."""
         new = sorted({*self.expected, *clients} - set(self.clients))
@@ -141,7 +145,7 @@ class KTpFL(PublicKnowledgeStrategy):
     def begin(self, nodes: list[Node]) -> None:
         """Take the clients that are there into the matrix once there are answers."""
         super().begin(nodes)
-        self.matrix.expected = [node.key for node in nodes]
+        self.matrix.expect(nodes)
 
     def targets(self, server_round: int, replies: list[Reply], predictions: Tensor) -> Tensor:
         """Return personalised soft predictions (equation 2), and let the matrix learn (equation 7)."""
@@ -222,8 +226,15 @@ class KTpFLWeights(KDStrategy):
     def begin(self, nodes: list[Node]) -> None:
         """Fix the architecture, and take the clients that are there into the matrix once there are answers."""
         super().begin(nodes)
-        self._shape = self._expected(nodes[0])
-        self.matrix.expected, self._holders = [node.key for node in nodes], {}
+        mine = self._expected(nodes[0])
+        shape = self.template if self.template.names else self.common(lambda each: each.template, nodes[0])
+        if not mine.difference(shape):
+            # A checkpoint's arrays come in another order; sums over them must not.
+            order = [mine.names.index(name) for name in shape.names] if self.models else []
+            self.models = {key: [model[i] for i in order] for key, model in self.models.items()}
+            mine = shape
+        self._shape, self._holders = mine, {}
+        self.matrix.expect(nodes)
 
     def template_of(self, node: Node) -> ArrayTemplate:
         """Return the one architecture's names and shapes."""

@@ -181,7 +181,7 @@ APPLICATIONS = (FEDHKD, FEDDKC, FEDHEAD, FEDHYB, KTPFL)
 def same_rounds(found: results.RunResult, expected: results.RunResult) -> None:
     assert len(found.rounds) == ROUNDS
     for ours, theirs in zip(found.rounds, expected.rounds, strict=True):
-        assert (ours.participants, ours.failures) == (CLIENTS, 0)
+        assert (ours.participants, ours.failures) == (CLIENTS, 0), f"round {ours.round}"
         assert (ours.bytes_up, ours.bytes_down) == (theirs.bytes_up, theirs.bytes_down)
         for name in ("local_accuracy", "local_top5", "global_accuracy", "server_accuracy", "train_loss"):
             assert getattr(ours, name) == pytest.approx(getattr(theirs, name), abs=1e-6), name

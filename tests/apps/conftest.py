@@ -13,7 +13,11 @@ import pytest
 import torch
 
 from flwr_kd.results import Comparison
-from tests.superlink import ROOT, SuperLink
+from tests.processes import ROOT
+from tests.superlink import SuperLink
+
+# Its assertions are explained as those of tests are.
+pytest.register_assert_rewrite("tests.apps.applications")
 
 
 class Simulation(SuperLink):

@@ -10,6 +10,9 @@ import pytest
 
 from tests.superlink import Deployment
 
+# Its assertions are explained as those of tests are.
+pytest.register_assert_rewrite("tests.apps.applications")
+
 
 @pytest.fixture(scope="session")
 def _deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -66,12 +65,7 @@ def test_clients_that_raise_or_end_their_process(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rounds 1 and 2 use the others' answers, once each is told in the log, and round 3 has all again."""
-    begun = time.monotonic()
     run = deployment.submit(APP, settings([(0, 1, "raise"), (1, 2, "exit")], num_server_rounds=3))
-    run.wait_for_log(r"\[ROUND 2/")
-    first = time.monotonic()
-    run.wait_for_log(r"\[ROUND 3/", seconds=HEARTBEAT + 60)
-    second = time.monotonic()
     result = run.result()
     assert told(result) == [(2, 1), (2, 1), (3, 0)]
     (line,) = re.findall(r"^.*no room on the device.*$", run.log, flags=re.MULTILINE)
@@ -82,8 +76,9 @@ def test_clients_that_raise_or_end_their_process(
     (line,) = re.findall(r"^.*process died.*$", run.log, flags=re.MULTILINE)
     assert f"node {deployment.nodes[1].node_id} (partition 1) failed: its process died" in line
     # The first is known at once, the second after Flower's own wait, long before the timeout of 300 s.
-    assert first - begun < 60
-    assert second - first < HEARTBEAT
+    first, second, _ = (r.seconds for r in result.runs[0].rounds)
+    assert first < 60
+    assert 40 < second < HEARTBEAT
     faults = {0: Fault("raise", frozenset({1})), 1: Fault("raise", frozenset({2}))}
     same(result, simulated("fedavg", 3, monkeypatch, faults), last=3)
 
@@ -97,13 +92,10 @@ def test_a_straggler_is_not_counted_into_a_later_round(
     """
     answer = tmp_path / "answer"
     run = deployment.submit(APP, settings([(0, 1, answer)], timeout=40.0, num_server_rounds=2))
-    run.wait_for_log(r"\[ROUND 1/")
-    begun = time.monotonic()
     run.wait_for_log(r"\[ROUND 2/")
-    waited = time.monotonic() - begun
     answer.touch()
     result = run.result()
-    assert 38 < waited < 60
+    assert 40 <= result.runs[0].rounds[0].seconds < 70
     assert told(result) == [(2, 1), (3, 0)]
     (line,) = re.findall(r"^.*did not answer in time.*$", run.log, flags=re.MULTILINE)
     assert f"node {deployment.nodes[0].node_id} (partition 0)" in line
@@ -157,12 +149,11 @@ def test_nodes_come_late_and_are_killed_and_come_back(
     run.wait_for_log(r"\[ROUND 3/")
     wait_for(late.clients, "its training in round 3", 60)
     kill(late)
-    begun = time.monotonic()
     late.restart()
     assert late.node_id != first_id
-    run.wait_for_log(r"\[ROUND 4/", seconds=HEARTBEAT + 60)
-    assert time.monotonic() - begun < HEARTBEAT
-    assert told(run.result()) == [(2, 0), (3, 0), (2, 1), (3, 0)]
+    result = run.result()
+    assert told(result) == [(2, 0), (3, 0), (2, 1), (3, 0)]
+    assert result.runs[0].rounds[2].seconds < HEARTBEAT
     (line,) = re.findall(r"^.*SuperNode is gone.*$", run.log, flags=re.MULTILINE)
     assert f"node {first_id} (partition 2) failed: its SuperNode is gone" in line
     (line,) = re.findall(r"^.*lost its personal model.*$", run.log, flags=re.MULTILINE)
