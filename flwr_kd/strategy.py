@@ -628,9 +628,11 @@ class KDStrategy(Strategy):
                 refusal = f"unexpected {type(error).__name__}: {first_line(error)}"
             if refusal is None:
                 before = self._known.get(node.key)
-                if before is not None and before.node_id != node.node_id:
-                    log(WARNING, "%s comes in place of node %d", node, before.node_id)
-                self._nodes[node.node_id] = self._known[node.key] = node
+                self._nodes[node.node_id] = node
+                if before is None or before.node_id not in self._nodes:
+                    self._known[node.key] = node
+                    if before is not None:
+                        log(WARNING, "%s comes in place of node %d", node, before.node_id)
             else:
                 self._refused[node.node_id] = self._refuse(node.node_id, refusal)
 
