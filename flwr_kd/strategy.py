@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import io
 import json
-import re
 import secrets
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from logging import INFO, WARNING
@@ -19,8 +17,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord
-from flwr.common.constant import ErrorCode
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
@@ -29,8 +26,10 @@ from . import wire
 from .aggregation import RunningMean, shares
 from .checkpoint import CHECKPOINT, Checkpoint
 from .config import ConfigError, MethodConfig, first_line, plain
+from .delivery import Answer, lifetime, pair, reason_of, receive
 from .exchange import HandshakeError, KDResult, NDArray, Node, Outgoing, Reply, RoundStats, VoidRoundsError
 from .payload import MAX_PAYLOAD_BYTES, Payload, PayloadError
+from .roster import Roster
 from .seeding import numpy_generator
 from .wire import ArrayTemplate
 
@@ -49,18 +48,7 @@ __all__ = [
 
 MAX_EXAMPLES = 1_000_000
 """Largest sample count with which a client is weighted, unless a strategy is told otherwise."""
-_POLL_FIRST, _POLL_LAST = 0.02, 1.0
-_PULL_ATTEMPTS = 3
-_HANDSHAKE_SECONDS, _LATEST_HANDSHAKE = 120.0, 3600.0
-_GRACE_SECONDS = 60.0
-_FETCH_SECONDS, _FETCH_SECONDS_EACH = 200.0, 2.0
-"""How long answers are fetched after the last moment at which they may come: a SuperLink deletes a message with its
-answer when its time to live is over."""
 _SHARES = ("local-accuracy", "local-top5")
-_RAISED = re.compile(r"<class '([\w.]+)'>:<['\"]?(.*?)['\"]?>", re.DOTALL)
-_DIED = re.compile(
-    r"ray\.exceptions\.(Actor\w+|WorkerCrashedError|OutOfMemoryError)|The actor (is dead|died)"
-)
 _LARGEST_METRIC = 1e15
 T = TypeVar("T")
 
@@ -171,14 +159,6 @@ class KDStrategy(Strategy):
         self.template = ArrayTemplate()
         self.stats = RoundStats(0)
         self.num_rounds = 0
-        self._nodes: dict[int, Node] = {}
-        self._refused: dict[int, str] = {}
-        self._doubles: set[int] = set()
-        self._candidates: list[Node] = []
-        self._known: dict[int, Node] = {}
-        self._malformed: dict[int, str] = {}
-        self._told: set[tuple[int, str]] = set()
-        self._mute: dict[int, tuple[float, float]] = {}
         self._last_trained: dict[int, int] = {}
         self._last_asked: dict[int, int] = {}
         self._saved: int | None = None
@@ -187,6 +167,7 @@ class KDStrategy(Strategy):
         self._voids = 0
         self._capped: set[int] = set()
         self._timeout = 3600.0
+        self._roster = self._new_roster()
         self._hooked: list[Message] = []
         self._hooked_arrays: ArrayRecord | None = None
         self._present: list[Node] = []
@@ -213,8 +194,7 @@ class KDStrategy(Strategy):
         client alone does not decide. ``among`` says which of them count. ``node`` stands for them where there are
         none.
         """
-        known = [each for each in list(self._known.values()) or self._candidates if among(each)] or [node]
-        return Counter(kind(each) for each in known).most_common(1)[0][0]
+        return self._roster.common(kind, node, among)
 
     def unlike(self, node: Node) -> str | None:
         """Say how a client's numbers of classes and features are not those of most; None where they are."""
@@ -404,13 +384,13 @@ class KDStrategy(Strategy):
         assert arrays is not None
         result.arrays = arrays
         self._evaluate_at_server(evaluate_fn, first - 1, arrays, result, None)
-        self.begin(self._wait_for_nodes(grid, self.min_available_nodes))
+        self.begin(self._roster.wait(grid, self.min_available_nodes))
 
         for server_round in range(first, num_rounds + 1):
             begun = time.monotonic()
             log(INFO, "[ROUND %d/%d]", server_round, num_rounds)
             self.stats = stats = RoundStats(server_round)
-            nodes = self._nodes_of_round(grid)
+            nodes = self._roster.of_round(grid, self.min_train_nodes)
             arrays, told = self._run_phases(grid, server_round, nodes, arrays, extra)
             self._summarise(told, result)
             result.arrays = arrays
@@ -452,10 +432,10 @@ class KDStrategy(Strategy):
             if self.checkpoint_dir is not None or self.on_round is not None:
                 log(WARNING, "checkpoint_dir, resume and on_round need this strategy's own start()")
             self._begin(arrays)
-            self.begin(self._wait_for_nodes(grid, self.min_available_nodes))
+            self.begin(self._roster.wait(grid, self.min_available_nodes))
         self._end_if_void()
         self.stats = RoundStats(server_round)
-        nodes = self._nodes_of_round(grid)
+        nodes = self._roster.of_round(grid, self.min_train_nodes)
         self._present = nodes
         chosen = self.select(self.phases[0], server_round, nodes, [])
         outgoing = list(self.configure_phase(self.phases[0], server_round, chosen, arrays)) if chosen else []
@@ -471,7 +451,7 @@ class KDStrategy(Strategy):
         Of a void round nothing is returned.
         """
         result = KDResult()
-        pairs = self._pair(self._hooked, replies)
+        pairs = pair(self._hooked, replies)
         try:
             told, new = self._aggregate(self.phases[0], server_round, pairs, self._hooked_arrays)
         except _TooFew:
@@ -492,7 +472,7 @@ class KDStrategy(Strategy):
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Return the means over clients, weighted by their sample counts; None without answers."""
-        return self._mean_evaluation(self._pair(self._hooked, replies))
+        return self._mean_evaluation(pair(self._hooked, replies))
 
     def summary(self) -> None:
         """Log hyper-parameters and sampling."""
@@ -512,8 +492,7 @@ class KDStrategy(Strategy):
         self.template = ArrayTemplate.of(arrays)
         if self.sends_weights and not self.template.names:
             raise ConfigError(f"{type(self).__name__} needs initial_arrays: ArrayRecord(model.state_dict())")
-        self._nodes, self._known, self._refused, self._malformed, self._mute = {}, {}, {}, {}, {}
-        self._doubles, self._candidates, self._told = set(), [], set()
+        self._roster = self._new_roster()
         self._last_trained, self._last_asked, self._saved = {}, {}, None
         self._capped, self._voids = set(), 0
         self._run = secrets.token_hex(8)
@@ -523,148 +502,20 @@ class KDStrategy(Strategy):
         self.load_state_arrays({})
         self._begun = True
 
-    def _wait_for_nodes(self, grid: Grid, least: int) -> list[Node]:
-        """Wait for enough fitting nodes, and return them: in a simulation, none may be registered at first.
+    def _new_roster(self) -> Roster:
+        return Roster(self._refusal, {**self.config.to_wire(), wire.SEED: self.seed}, self._timeout)
 
-        Nobody is judged before so many have introduced themselves: what most of them have decides, and not who
-        comes first. One that does not fit does not end the waiting while others may still come.
-        """
-        end, pause, told = time.monotonic() + self._timeout, _POLL_FIRST, -1
-        introduced: dict[int, Node] = {}
-        judged: list[Node] = []
-        newest = time.monotonic()
-        while True:
-            ids = sorted(grid.get_node_ids())
-            for node in self._introduce(grid, [i for i in ids if i not in introduced]):
-                introduced[node.node_id] = node
-                newest = time.monotonic()
-            there = [introduced[i] for i in ids if i in introduced]
-            late = time.monotonic() >= end
-            if there != judged and (late or len(there) + len(self._malformed) >= least):
-                self._nodes, self._known, self._refused, judged = {}, {}, {}, there
-                self._judge(there)
-            nodes = self._present_of(ids)
-            if len(nodes) >= least:
-                return nodes
-            refused = {**self._malformed, **self._refused}
-            settled = getattr(grid, "complete", False) or time.monotonic() - newest >= _GRACE_SECONDS
-            if refused and (late or (settled and len(nodes) + len(refused) >= least)):
-                reasons = "; ".join(f"node {node}: {why}" for node, why in sorted(refused.items()))
-                raise HandshakeError(f"{len(nodes)} clients fit, {least} are needed; refused: {reasons}")
-            if late:
-                raise TimeoutError(
-                    f"{len(nodes)} clients came within {self._timeout:g} s, {least} are needed"
-                )
-            if len(there) != told:
-                log(INFO, "Waiting for clients: %d of %d", len(there), least)
-                told = len(there)
-            time.sleep(pause)
-            pause = min(pause * 1.5, _POLL_LAST)
-
-    def _nodes_of_round(self, grid: Grid) -> list[Node]:
-        """Return the nodes that are there, once they are enough for a round, or the time for that is over."""
-        end, pause = time.monotonic() + self._timeout, _POLL_FIRST
-        nodes = self._refresh_nodes(grid)
-        if len(nodes) < self.min_train_nodes:
-            log(WARNING, "%d clients are there, a round needs %d: waiting", len(nodes), self.min_train_nodes)
-        while len(nodes) < self.min_train_nodes and time.monotonic() < end:
-            time.sleep(pause)
-            pause = min(pause * 1.5, _POLL_LAST)
-            nodes = self._refresh_nodes(grid)
-        return nodes
-
-    def _refresh_nodes(self, grid: Grid) -> list[Node]:
-        """Ask for the ids anew, shake hands with new ones, and return those that fit and are there."""
-        ids = sorted(grid.get_node_ids())
-        # Who has been away introduces itself anew: it may have been mended, or have other data.
-        kept: tuple[dict[int, Any], ...] = (self._nodes, self._refused, self._malformed, self._mute)
-        for each in kept:
-            for gone in each.keys() - set(ids):
-                del each[gone]
-        self._judge(
-            self._introduce(grid, [i for i in ids if i not in self._nodes and i not in self._refused])
-        )
-        return self._present_of(ids)
-
-    def _introduce(self, grid: Grid, ids: list[int]) -> list[Node]:
-        """Shake hands, and return who answered as it should."""
-        now = time.monotonic()
-        timeout = min(self._timeout, _HANDSHAKE_SECONDS)
-        new = [i for i in ids if i not in self._malformed and self._mute.get(i, (0.0, 0.0))[1] <= now]
-        config = {**self.config.to_wire(), wire.SEED: self.seed}
-        ttl = _lifetime(max(self._timeout, timeout), len(new))
-        messages = [wire.properties_message(i, config=config, ttl=ttl) for i in new]
-        found: list[Node] = []
-        # Of silence, not of all: where many clients share few workers, the last has long to wait.
-        for message, reply in self._receive(grid, messages, timeout, of_silence=True):
-            node_id = message.metadata.dst_node_id
-            if reply is None:
-                self._ask_again(node_id, f"no answer within {timeout:g} s", timeout)
-            elif isinstance(reply, PayloadError):
-                self._malformed[node_id] = self._refuse(node_id, str(reply))
-            elif reply.has_error():
-                silent = reply.error.code == ErrorCode.MESSAGE_UNAVAILABLE
-                self._ask_again(node_id, _reason(reply.error), timeout if silent else _POLL_LAST)
-            else:
-                try:
-                    found.append(Node.from_properties(node_id, wire.read_properties(reply)))
-                except PayloadError as error:
-                    self._malformed[node_id] = self._refuse(node_id, str(error))
-        return found
-
-    def _judge(self, candidates: list[Node]) -> None:
-        """Accept those that fit, refuse the others."""
-        # In one order, whichever answered first, since what the clients have in common decides.
-        self._candidates = sorted(candidates, key=lambda node: node.order)
-        for node in self._candidates:
-            try:
-                refusal = node.refusal or self.accept_node(node)
-                if refusal is None:
-                    self.config.check_classes(node.num_classes)
-            except (PayloadError, ConfigError) as error:
-                refusal = str(error)
-            # A method's own check may stumble over what no check foresaw; the run goes on.
-            except Exception as error:
-                refusal = f"unexpected {type(error).__name__}: {first_line(error)}"
+    def _refusal(self, node: Node) -> str | None:
+        try:
+            refusal = self.accept_node(node)
             if refusal is None:
-                before = self._known.get(node.key)
-                self._nodes[node.node_id] = node
-                if before is None or before.node_id not in self._nodes:
-                    self._known[node.key] = node
-                    if before is not None:
-                        log(WARNING, "%s comes in place of node %d", node, before.node_id)
-            else:
-                self._refused[node.node_id] = self._refuse(node.node_id, refusal)
-
-    def _present_of(self, ids: list[int]) -> list[Node]:
-        """Return the accepted nodes that are there, one for each partition, in the order of partition ids."""
-        present: dict[int, Node] = {}
-        for node in self._nodes.values():
-            if node.node_id not in ids:
-                continue
-            # What is kept for a client goes by its key. One that takes another's waits until that one is gone,
-            # which after a restart it soon is.
-            first = present.setdefault(node.key, node)
-            if first is not node and node.node_id not in self._doubles:
-                self._doubles.add(node.node_id)
-                log(WARNING, "%s is left out while node %d has the same partition", node, first.node_id)
-        return sorted(present.values(), key=lambda node: node.order)
-
-    def _ask_again(self, node_id: int, reason: str, least: float = _POLL_LAST) -> None:
-        """Ask a node that did not introduce itself later on, and ever more seldom: it may be a passing fault."""
-        pause = self._mute.get(node_id, (0.0, 0.0))[0]
-        if not pause:
-            log(WARNING, "node %d did not introduce itself, and is asked again: %s", node_id, reason)
-        pause = min(max(2 * pause, least), _LATEST_HANDSHAKE)
-        self._mute[node_id] = (pause, time.monotonic() + pause)
-
-    def _refuse(self, node_id: int, reason: str) -> str:
-        """Log a refusal, once, and return its reason in a form that may be shown."""
-        shown = plain(reason)
-        if (node_id, shown) not in self._told:
-            self._told.add((node_id, shown))
-            log(WARNING, "node %d is refused: %s", node_id, shown)
-        return shown
+                self.config.check_classes(node.num_classes)
+            return refusal
+        except (PayloadError, ConfigError) as error:
+            return str(error)
+        # A method's own check may stumble over what no check foresaw; the run goes on.
+        except Exception as error:
+            return f"unexpected {type(error).__name__}: {first_line(error)}"
 
     def _draw(
         self, nodes: list[Node], fraction: float, least: int, purpose: str, server_round: int
@@ -713,7 +564,7 @@ class KDStrategy(Strategy):
                     **out.config,
                 },
                 payload=data,
-                ttl=_lifetime(self._timeout, len(outgoing)),
+                ttl=lifetime(self._timeout, len(outgoing)),
                 group_id=str(server_round),
             )
             self.stats.count(out.node, down=wire.nbytes(message.content))
@@ -743,7 +594,7 @@ class KDStrategy(Strategy):
                 node.node_id,
                 arrays=ArrayRecord(dict(arrays)),
                 config=config,
-                ttl=_lifetime(self._timeout, len(chosen)),
+                ttl=lifetime(self._timeout, len(chosen)),
                 group_id=str(server_round),
             )
             for node in chosen
@@ -770,7 +621,7 @@ class KDStrategy(Strategy):
             outgoing = list(self.configure_phase(phase, server_round, chosen, arrays)) if chosen else []
             messages = self._train_messages(phase, server_round, outgoing, extra)
             del outgoing
-            pairs = self._receive(grid, messages, self._timeout)
+            pairs = receive(grid, messages, self._timeout)
             try:
                 found, new = self._aggregate(phase, server_round, pairs, arrays)
             except _TooFew:
@@ -788,7 +639,7 @@ class KDStrategy(Strategy):
         self,
         phase: str,
         server_round: int,
-        pairs: Iterable[tuple[Message, Message | PayloadError | None]],
+        pairs: Iterable[tuple[Message, Answer]],
         arrays: ArrayRecord | None,
     ) -> tuple[list[Reply], ArrayRecord | None]:
         """Hand a phase's answers to the method, one by one; return them, without what they held, and new arrays.
@@ -856,75 +707,19 @@ class KDStrategy(Strategy):
                 f"{self.min_train_nodes}; the warnings before say what failed"
             )
 
-    def _receive(
-        self, grid: Grid, messages: list[Message], timeout: float, *, of_silence: bool = False
-    ) -> Iterator[tuple[Message, Message | PayloadError | None]]:
-        """Send all, then fetch the answers one at a time, in the order of the messages; None where none came.
-
-        So the order does not depend on who is faster, and the server holds one answer: the others stay at the
-        SuperLink. The timeout is that of all, or of the time in which none comes.
-        """
-        if not messages:
-            return
-        pushed = {i for i in grid.push_messages(messages) if i}
-        end = time.monotonic() + timeout
-        for message in messages:
-            message_id, asked = message.metadata.message_id, time.monotonic()
-            answer: Message | PayloadError | None = PayloadError("the message to it could not be sent")
-            if message_id in pushed:
-                answer = self._pull(grid, message_id, end)
-            # One that was there at the first look may have come long ago.
-            if of_silence and answer is not None and time.monotonic() - asked > _POLL_FIRST:
-                end = time.monotonic() + timeout
-            yield message, answer
-            del answer
-
-    def _pull(self, grid: Grid, message_id: str, end: float) -> Message | PayloadError | None:
-        """Ask for one answer with growing pauses, at least once, until the time is over."""
-        pause, attempts = _POLL_FIRST, 0
-        undecodable: PayloadError | None = None
-        while True:
-            last = time.monotonic() >= end
-            try:
-                came = list(grid.pull_messages([message_id]))
-            # Flower decodes here what the client sent, with whatever error that raises.
-            except Exception as error:
-                attempts, came = attempts + 1, []
-                undecodable = PayloadError(f"it cannot be fetched: {first_line(error)}")
-                last = last or attempts >= _PULL_ATTEMPTS
-            for reply in came:
-                if reply.metadata.reply_to_message_id == message_id:
-                    # The SuperLink hands an answer out once: of one that could not be decoded it has none any more.
-                    return undecodable if undecodable is not None and reply.has_error() else reply
-            if last:
-                return undecodable
-            time.sleep(max(0.0, min(pause, end - time.monotonic())))
-            pause = min(pause * 1.5, _POLL_LAST)
-
-    def _pair(
-        self, messages: Sequence[Message], replies: Iterable[Message]
-    ) -> list[tuple[Message, Message | PayloadError | None]]:
-        """Pair messages with replies: an error's source is the SuperLink, only what it replies to tells whose."""
-        by_id: dict[str, Message] = {}
-        for reply in replies:
-            by_id.setdefault(reply.metadata.reply_to_message_id, reply)
-        return [(message, by_id.get(message.metadata.message_id)) for message in messages]
-
-    def _checked(
-        self, phase: str, message: Message, message_back: Message | PayloadError | None
-    ) -> Reply | None:
+    def _checked(self, phase: str, message: Message, message_back: Answer) -> Reply | None:
         """Return an answer that is what the phase expects; else say why it is dropped, and return None.
 
         The message is emptied once it has been read, so that there is one copy of what it held.
         """
-        node = self._nodes[message.metadata.dst_node_id]
+        node = self._roster.nodes[message.metadata.dst_node_id]
         reply = None
         if message_back is None:
             log(WARNING, "%s did not answer in time", node)
         elif isinstance(message_back, PayloadError):
             log(WARNING, "the answer of %s is dropped: %s", node, plain(str(message_back)))
         elif message_back.has_error():
-            log(WARNING, "%s failed: %s", node, _reason(message_back.error))
+            log(WARNING, "%s failed: %s", node, reason_of(message_back.error))
         else:
             try:
                 reply = self._read(phase, node, message_back)
@@ -1033,23 +828,21 @@ class KDStrategy(Strategy):
         result: KDResult,
     ) -> None:
         messages = self._evaluate_messages(server_round, nodes, arrays, extra)
-        metrics = self._mean_evaluation(self._receive(grid, messages, self._timeout))
+        metrics = self._mean_evaluation(receive(grid, messages, self._timeout))
         if metrics is not None:
             result.evaluate_metrics_clientapp[server_round] = metrics
 
-    def _mean_evaluation(
-        self, pairs: Iterable[tuple[Message, Message | PayloadError | None]]
-    ) -> MetricRecord | None:
+    def _mean_evaluation(self, pairs: Iterable[tuple[Message, Answer]]) -> MetricRecord | None:
         rows: list[tuple[int, dict[str, float]]] = []
         for message, reply in pairs:
-            node = self._nodes[message.metadata.dst_node_id]
+            node = self._roster.nodes[message.metadata.dst_node_id]
             try:
                 if reply is None:
                     raise PayloadError("it did not answer in time")
                 if isinstance(reply, PayloadError):
                     raise reply
                 if reply.has_error():
-                    raise PayloadError(_reason(reply.error))
+                    raise PayloadError(reason_of(reply.error))
                 answer = wire.read_evaluate_reply(reply)
             except PayloadError as error:
                 self.stats.failures += 1
@@ -1142,35 +935,6 @@ class KDStrategy(Strategy):
             return found.server_round, None
         arrays = {name: value.numpy() for name, value in found.arrays.items()}
         return found.server_round, self.template.record([arrays[name] for name in self.template.names])
-
-
-def _reason(error: Error) -> str:
-    """Return the line that tells most of an error reply.
-
-    Flower's text is ``<class 'ValueError'>:<'what it said'>``; Ray's is a 2,000-character chain whose last line is
-    the cause.
-    """
-    text = (error.reason or "").strip()
-    if error.code == ErrorCode.CLIENT_APP_CRASHED or _DIED.search(text):
-        return "its process died"
-    if error.code == ErrorCode.MESSAGE_UNAVAILABLE:
-        return "it did not answer in time, or its answer was lost"
-    if error.code == ErrorCode.NODE_UNAVAILABLE:
-        return f"its SuperNode is gone ({plain(text, 200)})"
-    found = _RAISED.fullmatch(text)
-    kind, said = (found[1], found[2]) if found else ("", text)
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
-    if not lines:
-        return kind or "no reason given"
-    last = lines[-1].removesuffix("'>")
-    return plain(
-        f"{kind}: {lines[0]}" if kind and "Traceback" not in said and "ray::" not in said else last, 300
-    )
-
-
-def _lifetime(timeout: float, count: int) -> float:
-    """Return the time to live of messages whose answers may come within a timeout, and are then fetched in turn."""
-    return timeout + _FETCH_SECONDS + _FETCH_SECONDS_EACH * count
 
 
 def _average(values: Sequence[float], weights: Sequence[float]) -> float:

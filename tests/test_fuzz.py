@@ -349,7 +349,7 @@ def outcome(scene: Scene, replies: Sequence[Message | None], *, hooks: bool = Fa
             told = [(r.node.node_id, r.num_examples, sorted(r.metrics.items())) for r in found]
             answered = [reply.node for reply in found]
             left = list(strategy.phases[strategy.phases.index(scene.phase) + 1 :])
-        nodes = sorted(strategy._nodes.values(), key=lambda node: node.order)
+        nodes = sorted(strategy._roster.nodes.values(), key=lambda node: node.order)
         sent: list[Message] = []
         server_round = scene.server_round
         while left and not sent:
@@ -444,8 +444,8 @@ def test_a_mutated_answer_is_refused_or_valid(name: str, federation: Any) -> Non
     refused = 0
     for number, scene in enumerate(scenes):
         strategy, message = copy.deepcopy(scene.strategy), scene.messages[hostile(scene)]
-        node = strategy._nodes[message.metadata.dst_node_id]
-        before = bits(strategy.state_arrays()), dict(strategy._last_trained), dict(strategy._nodes)
+        node = strategy._roster.nodes[message.metadata.dst_node_id]
+        before = bits(strategy.state_arrays()), dict(strategy._last_trained), dict(strategy._roster.nodes)
         for i in range(number, READ_PER_CASE, len(scenes)):
             rng = random.Random(derive_seed(0, "read", name, i))
             reply, how = mutated(scene, rng, others)
@@ -461,7 +461,11 @@ def test_a_mutated_answer_is_refused_or_valid(name: str, federation: Any) -> Non
                 faults.add("failures are miscounted", what)
             if found is not None:
                 check_valid(found, strategy, scene.phase, what, faults)
-        assert (bits(strategy.state_arrays()), dict(strategy._last_trained), dict(strategy._nodes)) == before
+        assert (
+            bits(strategy.state_arrays()),
+            dict(strategy._last_trained),
+            dict(strategy._roster.nodes),
+        ) == before
     faults.none()
     assert faults.inputs == READ_PER_CASE
     # Mutations that never harm, or always do, would show nothing.
@@ -473,7 +477,7 @@ def test_a_strange_error_reply_is_one_short_line(name: str, federation: Any) -> 
     scenes, faults = recorded(federation, name).scenes.values(), Faults()
     for scene in scenes:
         strategy, message = copy.deepcopy(scene.strategy), scene.messages[hostile(scene)]
-        node = strategy._nodes[message.metadata.dst_node_id]
+        node = strategy._roster.nodes[message.metadata.dst_node_id]
         for i, reason in enumerate(mutate.REASONS):
             with quiet() as lines:
                 found = strategy._checked(scene.phase, message, mutate.failed(message, reason, code=i % 9))
@@ -498,7 +502,7 @@ def test_an_aggregation_is_that_of_the_others_or_of_finite_numbers(name: str, fe
     used = 0
     for number, scene in enumerate(scenes):
         position = hostile(scene)
-        node = scene.strategy._nodes[scene.messages[position].metadata.dst_node_id]
+        node = scene.strategy._roster.nodes[scene.messages[position].metadata.dst_node_id]
         expected = outcome(scene, without(scene, position))
         compared = 0
         for i in range(number, AGGREGATED_PER_CASE, len(scenes)):
@@ -636,7 +640,7 @@ def _other_numbers(draw: Any, value: Any) -> Any:
 def test_knowledge_that_lies_is_refused_or_harmless(name: str, federation: Any) -> None:
     scene = recorded(federation, name).scenes[2, "train"]
     position = hostile(scene)
-    node = scene.strategy._nodes[scene.messages[position].metadata.dst_node_id]
+    node = scene.strategy._roster.nodes[scene.messages[position].metadata.dst_node_id]
     true, count = sent_payload(scene), scene.answers[position].metric_records[mutate.COUNT]["num_examples"]
     expected = outcome(scene, without(scene, position))
     faults, strategy = Faults(), copy.deepcopy(scene.strategy)
@@ -876,7 +880,7 @@ SINGLE = [name for name, case in CASES.items() if len(registry.get(case.method).
 def test_flowers_loop_gets_what_ours_gets(name: str, federation: Any) -> None:
     scene = recorded(federation, name).scenes[2, "train"]
     position, others, faults = hostile(scene), foreign(federation, name), Faults()
-    node = scene.strategy._nodes[scene.messages[position].metadata.dst_node_id]
+    node = scene.strategy._roster.nodes[scene.messages[position].metadata.dst_node_id]
     expected, undisturbed = (
         outcome(scene, without(scene, position), hooks=True),
         outcome(scene, honest(scene), hooks=True),
@@ -952,7 +956,7 @@ def test_another_rounds_or_phases_answer_is_refused_or_valid(name: str, federati
     scenes, faults = recorded(federation, name).scenes, Faults()
     for (server_round, phase), scene in scenes.items():
         position = hostile(scene)
-        node = scene.strategy._nodes[scene.messages[position].metadata.dst_node_id]
+        node = scene.strategy._roster.nodes[scene.messages[position].metadata.dst_node_id]
         expected = outcome(scene, without(scene, position))
         for (other_round, other_phase), other in scenes.items():
             what = f"{phase} of round {server_round} was answered with {other_phase} of round {other_round}"
@@ -1048,29 +1052,27 @@ def test_a_hostile_handshake_refuses_that_node_only(name: str, federation: Any) 
     # At the start of a run, all together; and later, when the others are known.
     first, later = run.scenes[1, "train"], run.scenes[2, "train"]
     beginning = strategy_of(*prepared_again(run, name))
-    tried = {first.strategy._nodes[liar]}
+    tried = {first.strategy._roster.nodes[liar]}
     rounds: Counter[str] = Counter()
     for number, (what, lie) in enumerate(mutate.properties(run.handshakes[liar])):
         for known in (False, True) if number % 4 == 0 else (False,):
             strategy = copy.deepcopy(later.strategy) if known else beginning
             if known:
-                del strategy._nodes[liar]
+                del strategy._roster.nodes[liar]
             else:
                 strategy._begin(run.initial)
             with quiet() as lines:
                 try:
                     grid = Told({**run.handshakes, liar: lie})
                     found = (
-                        strategy._refresh_nodes(grid)
-                        if known
-                        else strategy._wait_for_nodes(grid, CLIENTS - 1)
+                        strategy._roster.refresh(grid) if known else strategy._roster.wait(grid, CLIENTS - 1)
                     )
                 except Exception as error:
                     faults.add(f"{type(error).__name__}: {error}", what)
                     continue
             faults.inputs += 1
             check_handshake(strategy, found, liar, others, lines, what, faults, known=known)
-            taken = strategy._nodes.get(liar)
+            taken = strategy._roster.nodes.get(liar)
             kind = what.partition("=")[0]
             if not known and taken is not None and taken not in tried and rounds[kind] < 4:
                 tried.add(taken)
@@ -1097,7 +1099,7 @@ def test_a_liar_that_comes_first_does_not_decide_for_the_others(name: str, feder
 
         strategy._begin(run.initial)
         with quiet() as lines, mock.patch("flwr_kd.strategy.time.sleep", come):
-            found = strategy._wait_for_nodes(grid, CLIENTS - 1)
+            found = strategy._roster.wait(grid, CLIENTS - 1)
         assert set(others) <= {node.node_id for node in found}, (lie, lines)
         assert set(refusals(strategy)) <= {liar}
 
@@ -1114,7 +1116,7 @@ def test_what_is_no_handshake_refuses_that_node_only(name: str, federation: Any)
     for number, lie in enumerate([*mutate.REASONS, *odd]):
         strategy._begin(run.initial)
         with quiet() as lines:
-            found = strategy._wait_for_nodes(Told({**run.handshakes, liar: lie}), CLIENTS - 1)
+            found = strategy._roster.wait(Told({**run.handshakes, liar: lie}), CLIENTS - 1)
         assert sorted(node.node_id for node in found) == sorted(others)
         if len(lines) != 1:
             faults.add(f"{len(lines)} warnings", f"{number}: {lines}")
@@ -1129,7 +1131,7 @@ def prepared_again(run: Recorded, name: str) -> tuple[Any, Case, dict[str, Any]]
 
 
 def refusals(strategy: KDStrategy) -> dict[int, str]:
-    return {**strategy._malformed, **strategy._refused}
+    return {**strategy._roster.malformed, **strategy._roster.refused}
 
 
 def check_handshake(
@@ -1143,16 +1145,20 @@ def check_handshake(
     *,
     known: bool,
 ) -> None:
-    if not set(others) <= set(strategy._nodes):
+    if not set(others) <= set(strategy._roster.nodes):
         faults.add(f"another is refused: {refusals(strategy)}", what)
-    keys = {strategy._nodes[node].key for node in others if node in strategy._nodes}
-    if {node.key for node in found} - keys - {strategy._nodes[liar].key if liar in strategy._nodes else None}:
+    keys = {strategy._roster.nodes[node].key for node in others if node in strategy._roster.nodes}
+    if (
+        {node.key for node in found}
+        - keys
+        - {strategy._roster.nodes[liar].key if liar in strategy._roster.nodes else None}
+    ):
         faults.add("nobody's key", what)
     # Two that claim one partition cannot be told apart when both are new; who was there before keeps its place.
     there = {node.node_id if known else node.key for node in found}
     if not (set(others) if known else keys) <= there:
         faults.add("another is left out", what)
-    refused = liar not in strategy._nodes
+    refused = liar not in strategy._roster.nodes
     if refused and (set(refusals(strategy)) != {liar} or len(lines) != 1):
         faults.add(f"{len(lines)} warnings", f"{what}: {lines}")
     if any("is left out" in line for line in lines) and any("comes in place" in line for line in lines):
@@ -1183,7 +1189,7 @@ def go_on_with(
                 message.metadata.__dict__["_message_id"] = f"round-{i}"
                 content = mutate.fresh(answers[message.metadata.dst_node_id])
                 if message.metadata.dst_node_id == liar:
-                    fit_to(strategy, strategy._nodes[liar], content)
+                    fit_to(strategy, strategy._roster.nodes[liar], content)
                 pairs.append((message, Message(content, reply_to=message)))
             told, new = strategy._aggregate("train", 1, iter(pairs), arrays)
         except Exception as error:
@@ -1339,7 +1345,7 @@ def test_a_payload_beyond_the_limit_is_not_decoded(name: str, federation: Any) -
         if server_round == 1:
             continue
         position = hostile(scene)
-        node = scene.strategy._nodes[scene.messages[position].metadata.dst_node_id]
+        node = scene.strategy._roster.nodes[scene.messages[position].metadata.dst_node_id]
         kind = scene.strategy.reply_payloads.get(scene.phase, SoftPredictions)
         # Well-formed, and all there: 50 MB.
         names = [f.name for f in fields(kind) if "array" in f.metadata]  # type: ignore[arg-type]
@@ -1402,8 +1408,8 @@ def test_a_claimed_count_weighs_no_more_than_max_examples(name: str, federation:
         others = sum(w * models[k][i] for k, w in ((0, 24), (2, 26), (3, 27)))
         np.testing.assert_allclose(got, (others + 100 * 177) / 177, rtol=1e-6)
     assert [line for line in found.lines if "max_examples" in line] == [
-        f"{scene.strategy._nodes[scene.messages[HOSTILE].metadata.dst_node_id]} claims {2**53} samples, and counts "
-        "as 100 (max_examples)"
+        f"{scene.strategy._roster.nodes[scene.messages[HOSTILE].metadata.dst_node_id]} claims {2**53} samples, "
+        "and counts as 100 (max_examples)"
     ]
 
 
@@ -1437,7 +1443,7 @@ def test_a_mutated_evaluation_is_refused_or_finite(federation: Any) -> None:
     grid, faults = InlineGrid(fed.app(), CLIENTS), Faults()
     with quiet():
         arrays = strategy.start(grid, fed.initial(), num_rounds=1).arrays
-        nodes = sorted(strategy._nodes.values(), key=lambda node: node.order)
+        nodes = sorted(strategy._roster.nodes.values(), key=lambda node: node.order)
         messages = strategy._evaluate_messages(1, nodes, arrays, {})
         ids = list(grid.push_messages(messages))
         answers = [mutate.fresh(next(iter(grid.pull_messages([each]))).content) for each in ids]

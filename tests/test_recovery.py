@@ -27,13 +27,14 @@ from flwr_kd.checkpoint import CHECKPOINT, Checkpoint
 from flwr_kd.client import Answer
 from flwr_kd.config import ConfigError
 from flwr_kd.data import ArrayDataset
+from flwr_kd.delivery import lifetime, reason_of
 from flwr_kd.exchange import Node, VoidRoundsError
 from flwr_kd.inline import Fault, InlineGrid
 from flwr_kd.models import build_model
 from flwr_kd.payload import PayloadError
 from flwr_kd.strategies.fedavg import FedAvg, FedAvgClient
 from flwr_kd.strategies.fedproto import FedProto, FedProtoClient
-from flwr_kd.strategy import HandshakeError, KDStrategy, _lifetime, _reason
+from flwr_kd.strategy import HandshakeError, KDStrategy
 
 METHODS = list(registry.methods())
 PERSONAL = [name for name in METHODS if getattr(registry.get(name).client, "personal", False)]
@@ -156,12 +157,12 @@ def test_one_silent_client_does_not_cost_the_answers_of_the_others(first: int, f
     faults = {first: Fault("silent", frozenset({1}))}
     _, result = federation("fedavg").run(rounds=2, grid={"faults": faults}, timeout=1.0)
     assert [(r.participants, r.failures) for r in result.rounds] == [(3, 1), (4, 0)]
-    assert _lifetime(100.0, 50) == 100 + 200 + 2 * 50
+    assert lifetime(100.0, 50) == 100 + 200 + 2 * 50
 
 
 def test_an_answer_whose_time_is_over_is_gone(federation: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the test before rests on: the grid treats messages as a SuperLink does."""
-    monkeypatch.setattr("flwr_kd.strategy._lifetime", lambda timeout, count: timeout)
+    monkeypatch.setattr("flwr_kd.strategy.lifetime", lambda timeout, count: timeout)
     faults = {0: Fault("silent", frozenset({1}))}
     _, result = federation("fedavg").run(rounds=2, grid={"faults": faults}, timeout=1.0)
     assert [(r.participants, r.failures) for r in result.rounds] == [(0, 4), (4, 0)]
@@ -793,7 +794,7 @@ RAY_SAYS = "Exception ClientAppException occurred. Message: no room"
     ],
 )
 def test_an_error_is_told_in_one_line(code: int, reason: str, expected: str) -> None:
-    assert _reason(Error(code, reason)) == expected
+    assert reason_of(Error(code, reason)) == expected
 
 
 def test_a_node_that_was_mended_is_asked_again(federation: Any, flower_log: list[str]) -> None:

@@ -498,7 +498,7 @@ def test_knowledge_of_more_samples_than_the_client_has_is_dropped(
     """Else one client could outweigh all others in the global knowledge."""
 
     def boast(content: RecordDict) -> None:
-        content.config_records["fitres.metrics"]["payload"] = knowledge([0], 1e6, counts=10**9).to_bytes()
+        content.config_records["fitres.metrics"]["payload"] = knowledge([0], 1e4, counts=10**9).to_bytes()
 
     def make(index: int, context: Context) -> KDClient:
         return FedHKDClient(make_model(), make_blobs(24, index), context=context, reproducible_noise=True)
