@@ -370,6 +370,20 @@ def test_a_client_that_lost_its_model_is_told_apart_from_a_new_one(
 # ---------------------------------------------------------------------- checkpoints
 
 
+def in_a_process(script: str, *arguments: Any) -> subprocess.CompletedProcess[str]:
+    """Run a script that may be killed, or may change what its whole process is allowed."""
+    root = Path(__file__).resolve().parents[1]
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script), *map(str, arguments)],
+        cwd=root,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
 SERVER = """
     import os, signal, sys
     from pathlib import Path
@@ -409,16 +423,7 @@ def test_a_killed_process_leaves_a_whole_checkpoint(
     when: str, last: int, federation: Any, numbers: Any, tmp_path: Path
 ) -> None:
     """SIGKILL with half of round 2's checkpoint written, or after it: the last whole one is read."""
-    root = Path(__file__).resolve().parents[1]
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(SERVER), str(tmp_path), when],
-        cwd=root,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = in_a_process(SERVER, tmp_path, when)
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert len(list(tmp_path.iterdir())) == (2 if when == "writing" else 1)
     found = Checkpoint.load(tmp_path, "FedHKD")
@@ -480,16 +485,7 @@ FULL_DISK = """
 
 @pytest.mark.parametrize(("rounds", "last"), [(3, 1), (4, 4)])
 def test_a_disk_that_is_full_costs_a_warning(rounds: int, last: int, tmp_path: Path) -> None:
-    root = Path(__file__).resolve().parents[1]
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(FULL_DISK), str(tmp_path), str(rounds)],
-        cwd=root,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = in_a_process(FULL_DISK, tmp_path, rounds)
     assert done.returncode == 0, done.stderr
     assert done.stdout == str([4] * rounds)
     for number in (2, 3):
