@@ -211,7 +211,7 @@ def test_fedheads_methods_give_the_numbers_of_the_simulation(
 
 def test_fedheads_clients_name_their_sectors(module: Module, monkeypatch: pytest.MonkeyPatch) -> None:
     """The page's SuperNodes, read as Flower reads their command lines."""
-    lines = re.findall(r"^flower-supernode .*$", FEDHEAD.page, flags=re.MULTILINE)
+    lines = re.findall(r"^FLWR_HOME=\S+ flower-supernode .*$", FEDHEAD.page, flags=re.MULTILINE)
     words = [shlex.split(line) for line in lines]
     nodes = [parse_config_args([line[line.index("--node-config") + 1]]) for line in words]
     assert [node["partition-id"] for node in nodes] == list(range(nodes[0]["num-partitions"]))
