@@ -693,7 +693,7 @@ class KDStrategy(Strategy):
         self.stats.void = True
         log(
             WARNING,
-            "round %d is void: %d usable answers, at least %d are needed; nothing is changed",
+            "round %d is void: %d usable answers, at least %d are needed; the server's state stays as it was",
             self.stats.server_round,
             self.stats.participants,
             self.min_train_nodes,
