@@ -138,9 +138,11 @@ def weighted_mean(models: Sequence[Sequence[NDArray]], weights: Sequence[float])
 def _cast(mean: npt.NDArray[np.float64], dtype: np.dtype[Any]) -> NDArray:
     if dtype.kind in "iu":
         # The nearest float64 of the largest whole number is beyond it.
-        bounds, rounded = np.iinfo(dtype), np.rint(mean)
-        whole = np.where(rounded >= bounds.max, bounds.min, rounded).astype(dtype)
-        return np.where(rounded >= bounds.max, bounds.max, whole).astype(dtype)
+        largest, rounded = np.iinfo(dtype).max, np.rint(np.asarray(mean))
+        beyond = rounded >= largest
+        whole = np.where(beyond, 0, rounded).astype(dtype)
+        whole[beyond] = largest
+        return whole
     if dtype.kind == "b":
         mean = np.rint(mean)
     return np.asarray(mean).astype(dtype)

@@ -30,7 +30,7 @@ from .payload import MAX_PAYLOAD_BYTES, Payload, PayloadError
 from .seeding import derive_seed, forked_global_rng, torch_generator
 from .state import PersonalState, StateError
 from .training import fit, make_optimizer
-from .weights import load_weights
+from .weights import load_weights, size_of
 from .wire import ArrayTemplate
 
 __all__ = ["Answer", "KDClient", "Measured", "Objective", "Task", "resolve_device"]
@@ -345,7 +345,7 @@ class KDClient(NumPyClient):
         StateError
             If it cannot; see :meth:`flwr_kd.state.PersonalState.check`.
         """
-        self.state.check(sum(t.numel() * t.element_size() for t in self.model.state_dict().values()))
+        self.state.check(size_of(self.model.state_dict()))
 
     def keep(self) -> None:
         """Keep a personal model until the next round."""

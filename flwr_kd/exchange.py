@@ -12,13 +12,14 @@ import numpy.typing as npt
 from flwr.app import ArrayRecord
 from flwr.serverapp.strategy import Result
 
+from .config import plain
 from .payload import Payload, PayloadError
 from .wire import REFUSAL, ArrayTemplate, shown
 
 __all__ = ["HandshakeError", "KDResult", "Node", "Outgoing", "Reply", "RoundStats", "VoidRoundsError"]
 
 NDArray = npt.NDArray[Any]
-_LONGEST_SECTOR, _LONGEST_DIGEST, _LONGEST_REFUSAL = 100, 128, 500
+_LONGEST_SECTOR, _LONGEST_DIGEST = 100, 128
 
 
 class HandshakeError(RuntimeError):
@@ -115,9 +116,7 @@ class Node:
             num_public=whole("num-public-examples") if "num-public-examples" in properties else 0,
             sector=_sector(properties.get("sector", "")),
             public_digest=_digest(properties.get("public-digest", "")),
-            refusal="".join(c for c in str(properties.get(REFUSAL, "")) if c.isprintable())[
-                :_LONGEST_REFUSAL
-            ],
+            refusal=plain(str(properties.get(REFUSAL, ""))),
         )
 
 

@@ -27,6 +27,7 @@ from flwr.app import (
     RecordDict,
 )
 from flwr.clientapp import ClientApp
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
@@ -36,7 +37,6 @@ from .seeding import derive_seed
 __all__ = ["FAULTS", "GARBAGE", "Fault", "InlineGrid"]
 
 FAULTS = ("raise", "silent", "late", "garbage")
-_CLIENT_APP_RAISED_EXCEPTION, _MESSAGE_UNAVAILABLE = 2, 3
 
 
 @dataclass(frozen=True)
@@ -203,7 +203,7 @@ class InlineGrid(Grid):
             deadline, message = self._deadlines.get(message_id, (math.inf, None))
             if message is not None and self._now() > deadline:
                 self._waiting.pop(message_id, None)
-                expired = Message(Error(_MESSAGE_UNAVAILABLE, "expired"), reply_to=message)
+                expired = Message(Error(ErrorCode.MESSAGE_UNAVAILABLE, "expired"), reply_to=message)
                 self._replies[message_id] = (0, expired)
         for message_id in wanted:
             if self._workers > 1:
@@ -292,7 +292,7 @@ class InlineGrid(Grid):
             reply = self._app(delivered, worked_on)
         except Exception as error:
             reason = f"{type(error)}:<'{error}'>"
-            return Message(Error(_CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
+            return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
         context.state = worked_on.state
         if fault is not None and fault.kind == "garbage":
             number = int(message.metadata.message_id.rpartition("-")[2])

@@ -50,6 +50,7 @@ from .models import MODELS, build_model
 from .results import RoundResult, RunResult
 from .seeding import derive_seed
 from .strategy import KDResult, KDStrategy, RoundStats
+from .weights import size_of
 
 __all__ = [
     "BACKENDS",
@@ -554,7 +555,7 @@ def _build_client(
 def _state_dir(experiment: Experiment, folder: str) -> str | None:
     """Name a folder for personal models that are too large to be copied around with each message."""
     states = [experiment.build_model(index).state_dict() for index in range(len(experiment.models))]
-    size = max(sum(t.numel() * t.element_size() for t in state.values()) for state in states)
+    size = max(size_of(state) for state in states)
     return folder if size > _LARGE_STATE else None
 
 

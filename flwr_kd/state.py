@@ -19,6 +19,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
+from .weights import size_of
+
 __all__ = ["MAX_STATE_BYTES", "PersonalState", "StateError", "write_atomically"]
 
 MAX_STATE_BYTES = 150 * 10**6
@@ -119,7 +121,7 @@ class PersonalState:
         """
         tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
         if self._folder is None:
-            self.check(sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()))
+            self.check(size_of(tensors))
             self._context.state[self._KEY] = ArrayRecord(tensors)
             self._context.state[self._WHEN] = ConfigRecord({"run": self._run})
             return

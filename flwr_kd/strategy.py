@@ -161,8 +161,7 @@ class KDStrategy(Strategy):
         self.num_rounds = 0
         self._last_trained: dict[int, int] = {}
         self._last_asked: dict[int, int] = {}
-        self._saved: int | None = None
-        self._resumed = 0
+        self._saved = self._resumed = 0
         self._run = ""
         self._voids = 0
         self._capped: set[int] = set()
@@ -372,7 +371,6 @@ class KDStrategy(Strategy):
         result = KDResult()
         arrays: ArrayRecord | None = ArrayRecord(dict(initial_arrays))
         self._begin(initial_arrays)
-        self._resumed = 0
         first = 1
         if self.resume and (restored := self.load_checkpoint()) is not None:
             last, restored_arrays = restored
@@ -493,7 +491,7 @@ class KDStrategy(Strategy):
         if self.sends_weights and not self.template.names:
             raise ConfigError(f"{type(self).__name__} needs initial_arrays: ArrayRecord(model.state_dict())")
         self._roster = self._new_roster()
-        self._last_trained, self._last_asked, self._saved = {}, {}, None
+        self._last_trained, self._last_asked, self._saved, self._resumed = {}, {}, 0, 0
         self._capped, self._voids = set(), 0
         self._run = secrets.token_hex(8)
         if self.checkpoint_dir is not None:
@@ -579,7 +577,7 @@ class KDStrategy(Strategy):
             known = self._last_asked.get(key, self._resumed)
             self._last_asked[key] = server_round
         # Without checkpoints nothing is ever resumed: what was there before this round is enough.
-        saved = server_round - 1 if self.checkpoint_dir is None else self._saved or 0
+        saved = server_round - 1 if self.checkpoint_dir is None else self._saved
         return {wire.TRAINED: self._last_trained.get(key, 0), wire.KNOWN: known, wire.SAVED: saved}
 
     def _evaluate_messages(

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-__all__ = ["get_weights", "has_finite_weights", "load_weights"]
+__all__ = ["get_weights", "has_finite_weights", "load_weights", "size_of"]
 
 NDArray = npt.NDArray[Any]
 
@@ -36,3 +36,12 @@ def has_finite_weights(model: nn.Module) -> bool:
     True
     """
     return all(bool(torch.isfinite(value).all()) for value in model.state_dict().values())
+
+
+def size_of(tensors: Mapping[str, Tensor]) -> int:
+    """Return how many bytes named tensors have, such as a ``state_dict``.
+
+    >>> size_of(nn.Linear(2, 3).state_dict())
+    36
+    """
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
