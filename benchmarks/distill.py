@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import resource
 import statistics
 import subprocess
@@ -20,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from machine import processor
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -45,7 +43,7 @@ def main() -> None:
     if options.memory:
         print(json.dumps(memory(options.memory)))
         return
-    found: dict[str, Any] = {"versions": versions(), "processor": processor(), "cores": os.cpu_count()}
+    found: dict[str, Any] = {"versions": versions()}
     found["threads"] = torch.get_num_threads()
     found |= {"teachers": TEACHERS, "samples": SAMPLES, "epochs": EPOCHS, "batch": BATCH, "repeats": REPEATS}
     found |= speed()

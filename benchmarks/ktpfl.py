@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import resource
 import statistics
 import subprocess
@@ -21,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from machine import processor
 from torch import Tensor
 
 from flwr_kd.results import versions
@@ -42,7 +40,7 @@ def main() -> None:
     if options.clients:
         print(json.dumps(measure(options.clients)))
         return
-    found: dict[str, Any] = {"versions": versions(), "processor": processor(), "cores": os.cpu_count()}
+    found: dict[str, Any] = {"versions": versions()}
     found |= {"threads": 1, "samples": SAMPLES, "classes": CLASSES, "repeats": REPEATS}
     found["steps"] = [
         json.loads(

@@ -26,7 +26,6 @@ import torch
 from flwr.app import ArrayRecord, Context
 from flwr.client import Client
 from flwr.clientapp import ClientApp
-from machine import processor
 
 from flwr_kd import registry
 from flwr_kd.client import Answer, KDClient, Task
@@ -52,7 +51,7 @@ def main() -> None:
     if options.one:
         print(json.dumps(peak(options.one[0], int(options.one[1]))))
         return
-    found: dict[str, Any] = {"versions": versions(), "processor": processor(), "cores": os.cpu_count()}
+    found: dict[str, Any] = {"versions": versions()}
     for name, folder in (("now", None), ("before", options.before)):
         if name == "now" or folder is not None:
             found[name] = [measured(method, count, folder) for method in METHODS for count in CLIENTS]

@@ -24,7 +24,6 @@ import torch
 from flwr.app import ArrayRecord, Context
 from flwr.client import Client
 from flwr.clientapp import ClientApp
-from machine import processor
 from scipy.optimize import brentq
 
 from flwr_kd.client import Answer, Task
@@ -48,7 +47,7 @@ def main() -> None:
     if options.memory:
         print(json.dumps(memory(options.memory)))
         return
-    found: dict[str, Any] = {"versions": versions(), "processor": processor(), "cores": os.cpu_count()}
+    found: dict[str, Any] = {"versions": versions()}
     found["threads"] = torch.get_num_threads()
     found["speed"] = [speed(*shape) for shape in SHAPES]
     found["epoch"] = epoch()

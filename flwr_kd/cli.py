@@ -6,8 +6,9 @@ import json
 import logging
 import shlex
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from .simulation import Experiment
+    from .unfinished import Unfinished
 
 T = TypeVar("T")
 
@@ -98,6 +100,14 @@ Attack = Annotated[
 Attackers = Annotated[int, typer.Option(help="number of malicious clients, drawn by the seed")]
 Out = Annotated[Path | None, typer.Option(help="folder of the result; runs/NAME if not set")]
 Force = Annotated[bool, typer.Option("--force", help="overwrite a result that is there")]
+Resume = Annotated[
+    bool,
+    typer.Option(
+        "--resume",
+        help="go on with an interrupted comparison in this folder, or add methods and seeds to a whole one: "
+        "finished runs are not run again",
+    ),
+]
 NoArrays = Annotated[
     bool, typer.Option("--no-arrays", help="do not keep the last arrays, which `flwr-kd plot` needs")
 ]
@@ -182,6 +192,7 @@ def simulate(
     attackers: Attackers = 0,
     out: Out = None,
     force: Force = False,
+    resume: Resume = False,
     no_arrays: NoArrays = False,
     verbose: Verbose = False,
 ) -> None:
@@ -192,6 +203,7 @@ def simulate(
         settings=settings,
         out=out,
         force=force,
+        resume=resume,
         keep=not no_arrays,
         verbose=verbose,
         dataset=dataset,
@@ -244,6 +256,7 @@ def compare(
     attackers: Attackers = 0,
     out: Out = None,
     force: Force = False,
+    resume: Resume = False,
     no_arrays: NoArrays = False,
     verbose: Verbose = False,
 ) -> None:
@@ -254,6 +267,7 @@ def compare(
         settings=settings,
         out=out,
         force=force,
+        resume=resume,
         keep=not no_arrays,
         verbose=verbose,
         dataset=dataset,
@@ -512,90 +526,111 @@ def _compare(
     settings: list[str] | None,
     out: Path | None,
     force: bool,
+    resume: bool,
     keep: bool,
     verbose: bool,
     **shared: Any,
 ) -> None:
     # Imported here: `flwr-kd methods` need not wait for it.
-    from . import kept, plotting
+    from . import plotting
     from .attacks import parse_attack
     from .simulation import Experiment, attacker_ids, check, run
+    from .unfinished import Unfinished
 
+    if force and resume:
+        raise UsageError("--force begins anew, --resume goes on: give one of them")
     chosen = [registry.get(name) for name in dict.fromkeys(names)]
     configs = _configs(chosen, settings or [])
     experiments = [Experiment(seed=seed, **shared) for seed in _seeds(seeds)]
-    for method in chosen:
-        experiments[0].of(method)
+    models = {method.name: str(experiments[0].of(method).model) for method in chosen}
     folder = out or Path("runs") / "-".join(method.name for method in chosen)
-    results.check_free(folder, force=force)
+    unfinished = Unfinished(
+        folder,
+        config=experiments[0].shared(),
+        models=models,
+        hyperparameters={name: config.to_wire() for name, config in configs.items()},
+        versions=results.versions(),
+        command=shlex.join(["flwr-kd", *sys.argv[1:]]),
+    )
+    results.check_free(folder, force=force or resume)
     for experiment in experiments:
         for method in chosen:
             check(experiment.of(method), configs[method.name], method)
+    unfinished.begin(resume=resume, force=force)
     logging.getLogger("flwr").setLevel(logging.INFO if verbose else logging.WARNING)
 
     if experiments[0].attack is not None:
         attack = parse_attack(experiments[0].attack)
         if idle := [method.name for method in chosen if not attack.concerns(method.strategy)]:
             print(f"note: {experiments[0].attack} changes nothing of what {', '.join(idle)} send")
+    if unfinished.runs:
+        print(f"not run again: {', '.join(f'{run.method} (seed {run.seed})' for run in unfinished.runs)}")
     console = Console()
-    runs: list[RunResult] = []
     total = len(chosen) * len(experiments) * experiments[0].rounds
-    # The arrays wait beside their place until all runs are done: an earlier result stays whole until then.
-    with _aside(folder) as aside:
-        with Progress(
+    with (
+        _tells_how_to_go_on(unfinished),
+        Progress(
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("rounds"),
             TimeElapsedColumn(),
             console=console,
-        ) as progress:
-            bar = progress.add_task("", total=total)
-            for experiment in experiments:
-                for method in chosen:
-                    progress.update(bar, description=f"{method.name}, seed {experiment.seed}")
-                    advance = _advance(progress, bar)
-                    place = kept.folder_of(Path(aside), method.name, experiment.seed) if keep else None
-                    runs.append(run(method, experiment, configs[method.name], on_round=advance, keep=place))
-        shown: dict[str, Any] = {
-            "model": _models(experiments[0], chosen),
-            "seeds": [e.seed for e in experiments],
-        }
-        if experiments[0].attackers:
-            # As text, since JSON has no other keys.
-            shown["attacker_ids"] = {str(e.seed): sorted(attacker_ids(e)) for e in experiments}
-        comparison = Comparison(
-            config={**experiments[0].shared(), **shown},
-            versions=results.versions(),
-            command=shlex.join(["flwr-kd", *sys.argv[1:]]),
-            runs=tuple(runs),
-        )
-        # In this order no result is ever beside another one's arrays.
-        results.check_free(folder, force=force)
-        kept.remove(folder)
-        for name in _PICTURES:
-            (folder / name).unlink(missing_ok=True)
-        saved = results.save(comparison, folder, force=force)
-        kept.move(Path(aside), folder)
+        ) as progress,
+    ):
+        bar = progress.add_task("", total=total)
+        for experiment in experiments:
+            for method in chosen:
+                progress.update(bar, description=f"{method.name}, seed {experiment.seed}")
+                if unfinished.find(method.name, experiment.seed) is not None:
+                    progress.advance(bar, experiment.rounds)
+                    continue
+                place = unfinished.arrays_of(method.name, experiment.seed) if keep else None
+                advance = _advance(progress, bar)
+                unfinished.add(run(method, experiment, configs[method.name], on_round=advance, keep=place))
+    # As if none had been interrupted; seeds of an earlier result that were not asked for come last.
+    asked = [(experiment.seed, method.name) for experiment in experiments for method in chosen]
+    runs = [each for seed, name in asked if (each := unfinished.find(name, seed)) is not None]
+    runs += [each for each in unfinished.runs if each not in runs]
+    ran = list(dict.fromkeys(each.seed for each in runs))
+    shown: dict[str, Any] = {
+        "model": models if len(set(models.values())) > 1 else models[chosen[0].name],
+        "seeds": ran,
+    }
+    if experiments[0].attackers:
+        # As text, since JSON has no other keys.
+        seeded = [replace(experiments[0], seed=seed) for seed in ran]
+        shown["attacker_ids"] = {str(one.seed): sorted(attacker_ids(one)) for one in seeded}
+    comparison = Comparison(
+        config={**experiments[0].shared(), **shown},
+        versions=results.versions(),
+        command=shlex.join(["flwr-kd", *sys.argv[1:]]),
+        runs=tuple(runs),
+    )
+    for name in _PICTURES:
+        (folder / name).unlink(missing_ok=True)
+    saved = unfinished.finish(comparison)
     picture = plotting.plot(comparison, folder / "curves.png")
     console.print(results.table(comparison))
     print(f"result: {saved.resolve()}")
     print(f"curves: {picture.resolve()}")
 
 
-def _aside(folder: Path) -> tempfile.TemporaryDirectory[str]:
-    """Return a hidden folder in the result's, or in the nearest one above it that exists."""
-    nearest = next(each for each in (folder, *folder.absolute().parents) if each.is_dir())
+@contextmanager
+def _tells_how_to_go_on(unfinished: Unfinished) -> Iterator[None]:
+    """Keep the finished runs of a comparison that ends early, and say so; remove what has none."""
     try:
-        return tempfile.TemporaryDirectory(prefix=".flwr-kd-arrays-", dir=nearest)
-    except OSError as error:
-        raise UsageError(f"out: cannot write to {str(nearest)!r}: {error.strerror}") from None
-
-
-def _models(experiment: Any, chosen: Sequence[registry.Method]) -> str | dict[str, str]:
-    """Return the models that were used; by method where each has its own."""
-    used = {method.name: str(experiment.of(method).model) for method in chosen}
-    return used if len(set(used.values())) > 1 else used[chosen[0].name]
+        yield
+    except BaseException:
+        if unfinished.runs:
+            count = len(unfinished.runs)
+            print(
+                f"{count} finished run{'' if count == 1 else 's'} kept in {str(unfinished.directory)!r}: the same "
+                "command with --resume goes on"
+            )
+        else:
+            unfinished.remove()
+        raise
 
 
 def _advance(progress: Progress, bar: Any) -> Callable[[RoundStats], None]:

@@ -7,7 +7,7 @@ strategy's own state after the last round.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
@@ -26,6 +26,7 @@ from .simulation import Experiment, client_splits
 __all__ = [
     "FOLDER",
     "coefficients",
+    "copy",
     "experiment_of",
     "folder_of",
     "global_model",
@@ -102,10 +103,21 @@ def remove(directory: Path) -> None:
 
 def move(source: Path, directory: Path) -> None:
     """Move the arrays that runs kept in one folder to another."""
+    for file, target in _pairs(source, directory):
+        shutil.move(file, target)
+
+
+def copy(source: Path, directory: Path) -> None:
+    """Copy the arrays that runs kept in one folder to another."""
+    for file, target in _pairs(source, directory):
+        shutil.copyfile(file, target)
+
+
+def _pairs(source: Path, directory: Path) -> Iterator[tuple[Path, Path]]:
     for file in sorted(source.glob(f"{FOLDER}/*-seed*/{CHECKPOINT}")):
         target = directory / file.relative_to(source)
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.move(file, target)
+        yield file, target
 
 
 def experiment_of(

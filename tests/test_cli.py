@@ -187,7 +187,7 @@ def test_a_result_that_is_there_is_not_overwritten(
 def test_a_folder_that_cannot_be_written_is_a_line(command: Command, no_run: None) -> None:
     code, _, err = command("simulate", "fedavg", *SMALL, "--out", "/proc/nowhere")
     assert code == 2
-    assert err.startswith("flwr-kd: out: cannot write to '/proc'")
+    assert err.startswith("flwr-kd: out: cannot write to '/proc/nowhere'")
     assert len(err.splitlines()) == 1
 
 
@@ -371,7 +371,8 @@ def test_no_arrays_of_an_earlier_result_stay(
         patch.setattr(registry.get("fedhkd").strategy, "aggregate_phase", lambda *a: 1 / 0)
         assert command("compare", "fedavg", "fedhkd", *TINY, "--force", "--out", "o").code == 1
     # A run that fails leaves the earlier result whole.
-    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    after = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert {path: data for path, data in after.items() if ".unfinished" not in path.parts} == before
     assert command("simulate", "fedavg", *TINY, "--seed", "1", "--out", "o", "--force").code == 0
     assert kept_files(folder) == ["fedavg-seed1"]
     assert sorted(path.name for path in (folder / "arrays").iterdir()) == ["fedavg-seed1", "mine.txt"]
@@ -614,3 +615,162 @@ def test_an_interrupt_exits_with_130(command: Command, monkeypatch: pytest.Monke
     code, _, err = command("simulate", "fedavg", *SMALL)
     assert code == 130
     assert err.splitlines()[-1] == "flwr-kd: interrupted"
+
+
+# ---------------------------------------------------------------------- comparisons that were interrupted
+
+
+PAIR = ("compare", "fedavg", "fedhkd", *TINY, "--seeds", "0,1")
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """Return a list in which each run is noted."""
+    seen: list[tuple[str, int]] = []
+    real = simulation.run
+
+    def noting(method: Any, experiment: Any, *args: Any, **kwargs: Any) -> Any:
+        seen.append((method.name, experiment.seed))
+        return real(method, experiment, *args, **kwargs)
+
+    monkeypatch.setattr(simulation, "run", noting)
+    return seen
+
+
+def interrupted(
+    command: Command, monkeypatch: pytest.MonkeyPatch, before: tuple[str, int], *args: str
+) -> Outcome:
+    """Run a command whose user interrupts it when one of its runs begins."""
+    real = simulation.run
+
+    def stopping(method: Any, experiment: Any, *rest: Any, **kwargs: Any) -> Any:
+        if (method.name, experiment.seed) == before:
+            raise KeyboardInterrupt
+        return real(method, experiment, *rest, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(simulation, "run", stopping)
+        return command(*args)
+
+
+def numbers(folder: Path) -> dict[tuple[str, int], Any]:
+    runs = results.load(folder).runs
+    return {(run.method, run.seed): [replace(each, seconds=0.0) for each in run.rounds] for run in runs}
+
+
+def test_finished_runs_are_not_run_again(
+    command: Command, monkeypatch: pytest.MonkeyPatch, ran: list[tuple[str, int]], tmp_path: Path
+) -> None:
+    assert command(*PAIR, "--out", "whole").code == 0
+    code, out, err = interrupted(command, monkeypatch, ("fedavg", 1), *PAIR, "--out", "o")
+    assert (code, err.splitlines()[-1]) == (130, "flwr-kd: interrupted")
+    assert "2 finished runs kept in 'o': the same command with --resume goes on" in out
+    assert not (tmp_path / "o" / "result.json").exists()
+    ran.clear()
+    code, out, _ = command(*PAIR, "--out", "o", "--resume")
+    assert code == 0
+    assert ran == [("fedavg", 1), ("fedhkd", 1)]
+    assert "not run again: fedavg (seed 0), fedhkd (seed 0)" in out
+    found = numbers(tmp_path / "o")
+    assert list(found) == list(numbers(tmp_path / "whole"))
+    assert found == numbers(tmp_path / "whole")
+    assert kept_files(tmp_path / "o") == kept_files(tmp_path / "whole")
+    assert sorted(path.name for path in (tmp_path / "o").iterdir()) == ["arrays", "curves.png", "result.json"]
+    assert kept.read(tmp_path / "o", results.load(tmp_path / "o").runs[0]).server_round == 1
+
+
+def test_a_comparison_that_is_killed_goes_on(command: Command, tmp_path: Path) -> None:
+    """No handler runs on SIGKILL: what is finished is on the disk before the next run begins."""
+    args = ["compare", "fedavg", "fedhkd", *TINY[:-4], "--limit", "1000", "--seeds", "0", "--out", "o"]
+    program = "import sys; from flwr_kd import cli; sys.argv = ['flwr-kd', *sys.argv[1:]]; cli.main()"
+    with subprocess.Popen([sys.executable, "-c", program, *args, "--rounds", "60"], cwd=tmp_path) as process:
+        done = tmp_path / "o" / ".unfinished" / "result.json"
+        while process.poll() is None and not done.exists():
+            pass
+        process.kill()
+    assert not (tmp_path / "o" / "result.json").exists()
+    code, out, _ = command(*args, "--rounds", "60", "--resume")
+    assert code == 0
+    assert "not run again: fedavg (seed 0)" in out
+
+
+def test_a_whole_result_takes_more_methods_and_seeds(
+    command: Command, ran: list[tuple[str, int]], tmp_path: Path
+) -> None:
+    assert command("compare", "fedavg", *TINY, "--seeds", "1", "--out", "o").code == 0
+    first = numbers(tmp_path / "o")
+    ran.clear()
+    assert command(*PAIR, "--out", "o", "--resume").code == 0
+    assert ran == [("fedavg", 0), ("fedhkd", 0), ("fedhkd", 1)]
+    found = numbers(tmp_path / "o")
+    assert list(found) == [("fedavg", 0), ("fedhkd", 0), ("fedavg", 1), ("fedhkd", 1)]
+    assert found["fedavg", 1] == first["fedavg", 1]
+    assert results.load(tmp_path / "o").config["seeds"] == [0, 1]
+    assert len(kept_files(tmp_path / "o")) == 4
+    ran.clear()
+    assert command(*PAIR, "--out", "o", "--resume").code == 0
+    assert ran == []
+    assert numbers(tmp_path / "o") == found
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        (["--partition", "iid"], "another partition (config): 'inner-dirichlet:0.1' there, 'iid' here"),
+        (["--set", "local-epochs=2"], "another local-epochs (fedavg): 5 there, 2 here"),
+        (["--model", "lenet"], "another model (fedavg): 'mlp' there, 'lenet' here"),
+    ],
+)
+def test_other_settings_are_not_mixed_in(
+    command: Command,
+    ran: list[tuple[str, int]],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    changed: list[str],
+    named: str,
+) -> None:
+    assert interrupted(command, monkeypatch, ("fedhkd", 0), *PAIR, "--out", "o").code == 130
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    ran.clear()
+    code, _, err = command(*PAIR, *changed, "--out", "o", "--resume")
+    assert code == 2
+    assert named in err
+    assert len(err.splitlines()) == 1
+    assert ran == []
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_other_versions_are_not_mixed_in(
+    command: Command, monkeypatch: pytest.MonkeyPatch, ran: list[tuple[str, int]]
+) -> None:
+    assert interrupted(command, monkeypatch, ("fedhkd", 0), *PAIR, "--out", "o").code == 130
+    real = results.versions()
+    monkeypatch.setattr(results, "versions", lambda: {**real, "torch": "1.0"})
+    ran.clear()
+    code, _, err = command(*PAIR, "--out", "o", "--resume")
+    assert (code, ran) == (2, [])
+    assert f"another torch (versions): {real['torch']!r} there, '1.0' here" in err
+
+
+def test_an_unfinished_comparison_is_not_lost_by_mistake(
+    command: Command, monkeypatch: pytest.MonkeyPatch, ran: list[tuple[str, int]], tmp_path: Path
+) -> None:
+    assert interrupted(command, monkeypatch, ("fedhkd", 0), *PAIR, "--out", "o").code == 130
+    code, _, err = command(*PAIR, "--out", "o")
+    assert code == 2
+    assert "'o' has an unfinished comparison; go on with --resume, begin anew with --force" in err
+    code, _, err = command(*PAIR, "--out", "o", "--resume", "--force")
+    assert (code, "give one of them" in err) == (2, True)
+    code, _, err = command("compare", "fedhkd", *TINY, "--out", "o", "--resume")
+    assert (code, "has runs of fedavg, which would be lost" in err) == (2, True)
+    ran.clear()
+    assert command(*PAIR, "--out", "o", "--force").code == 0
+    assert len(ran) == 4
+
+
+def test_nothing_is_left_where_no_run_was_finished(
+    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    code, out, _ = interrupted(command, monkeypatch, ("fedavg", 0), *PAIR, "--out", "o")
+    assert (code, "kept" in out) == (130, False)
+    assert not (tmp_path / "o").exists()

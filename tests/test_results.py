@@ -7,6 +7,7 @@ import json
 import math
 import os
 import stat
+import subprocess
 from importlib import metadata
 from pathlib import Path
 
@@ -301,7 +302,7 @@ def test_summary_over_seeds():
 def test_versions_are_those_installed(monkeypatch):
     found = results.versions()
     assert found["flwr"] == metadata.version("flwr")
-    assert {"flwr-kd", "torch", "numpy", "python", "machine"} <= set(found)
+    assert {"flwr-kd", "torch", "numpy", "python", "machine", "processor", "cores"} <= set(found)
     real = metadata.version
 
     def without_ray(name):
@@ -311,6 +312,33 @@ def test_versions_are_those_installed(monkeypatch):
 
     monkeypatch.setattr(metadata, "version", without_ray)
     assert "ray" not in results.versions()
+
+
+def test_the_commit_is_that_of_the_checkout(tmp_path):
+    def git(*words):
+        done = subprocess.run(
+            ["git", "-c", "user.name=a", "-c", "user.email=a@b", *words],
+            cwd=tmp_path,
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        return done.stdout.strip()
+
+    assert results._commit(tmp_path) is None
+    (tmp_path / "flwr_kd").mkdir()
+    code = tmp_path / "flwr_kd" / "a.py"
+    code.write_text("1")
+    git("init", "-q")
+    assert results._commit(tmp_path) is None
+    git("add", ".")
+    git("commit", "-q", "-m", "a")
+    head = git("rev-parse", "HEAD")
+    assert results._commit(tmp_path) == head[:12]
+    (tmp_path / "README.md").write_text("text is not code")
+    assert results._commit(tmp_path) == head[:12]
+    code.write_text("2")
+    assert results._commit(tmp_path) == head[:12] + "+changes"
 
 
 def test_save_and_load(tmp_path):
