@@ -1,0 +1,377 @@
+"""What a round costs beside its SGD steps: Flower's Ray simulation against a bare PyTorch loop.
+
+The bare loop has the same number of processes, each with its share of the clients' data in memory and one
+thread. It makes the same number of steps on batches of the same size, with the same optimiser, and nothing
+else; for KT-pFL, whose clients also distil, as many steps more.
+
+``ratio`` is a round of the method without any evaluation over a round of the bare loop;
+``ratio_with_evaluation`` is a round as `flwr-kd simulate` runs it, with each client's test split and the common
+test set. Both are medians over pairs: in each repetition the bare loop and the method run one after the other.
+Round 1, in which processes load data and warm up, is left out.
+
+Usage: python benchmarks/overhead.py [--quick] [--settings NAME,...] [--json FILE]   (the whole: an hour on 2 cores)
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import logging
+import multiprocessing
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from flwr.app import ArrayRecord, Context, Message, MetricRecord
+from flwr.clientapp import ClientApp
+
+from flwr_kd import registry, simulation, training
+from flwr_kd.batches import Batches, into_batches
+from flwr_kd.client import KDClient
+from flwr_kd.config import MethodConfig
+from flwr_kd.payload import Payload
+from flwr_kd.results import versions
+from flwr_kd.simulation import Experiment, bundle_of, client_splits
+from flwr_kd.state import PersonalState
+
+METHODS = ("fedavg", "fedhkd", "ktpfl")
+AIMS = {"fedavg": 1.05, "fedhkd": 1.15}
+WORKERS = 2
+PUBLIC = 250
+SETTINGS: dict[str, dict[str, Any]] = {
+    "small": {"dataset": "digits", "model": "mlp"},
+    "cnn": {"dataset": "fashion-mnist", "model": "cnn", "limit": 10_000, "public_limit": PUBLIC},
+    "large": {"dataset": "fashion-mnist", "model": "resnet18", "limit": 1_000, "public_limit": PUBLIC},
+}
+PARTS = ("sgd", "data", "evaluation", "knowledge", "state", "payload", "build", "records", "server", "idle")
+"""Where a round's time goes, as shares of workers times seconds.
+
+sgd: training steps. data: fetching their batches. evaluation: of clients' test splits. knowledge: what a method
+computes besides. state: reading and writing personal models. payload: knowledge to bytes. build: a client's model
+and data, anew for each message. records: Flower's records to arrays and back. server: the common test set, in which
+the workers are idle. idle: the rest, so Ray, Flower's queues, the server's sums, and waiting for the last client.
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="small and cnn, fewer images, one repetition")
+    parser.add_argument("--settings", default=",".join(SETTINGS), help="some of " + ", ".join(SETTINGS))
+    parser.add_argument("--methods", default=",".join(METHODS))
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument(
+        "--rounds", type=int, default=4, help="measured rounds of a repetition, after the first"
+    )
+    parser.add_argument("--json", type=Path, help="write the numbers there")
+    options = parser.parse_args()
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    settings, repeats, rounds = options.settings.split(","), options.repeats, options.rounds
+    if options.quick:
+        settings, repeats, rounds = [name for name in settings if name != "large"], 1, 2
+    rows = []
+    for name in settings:
+        values = {**SETTINGS[name], **({"limit": 4_000} if options.quick and name == "cnn" else {})}
+        rows += measured(name, values, options.methods.split(","), repeats, rounds)
+    ratio = next((row["ratio"] for row in rows if (row["setting"], row["method"]) == ("cnn", "fedavg")), None)
+    found = {
+        "config": {
+            "workers": WORKERS,
+            "clients": 20,
+            "repeats": repeats,
+            "rounds": rounds,
+            "settings": SETTINGS,
+        },
+        "versions": versions(),
+        "quick": options.quick,
+        "ratio": ratio,
+        "aims": AIMS,
+        "rows": rows,
+    }
+    if options.json:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    show(rows)
+
+
+def measured(
+    name: str, values: dict[str, Any], methods: list[str], repeats: int, rounds: int
+) -> list[dict[str, Any]]:
+    """Measure one setting: the bare loop and each method, in turn, as often as asked."""
+    experiment = Experiment(
+        partition="iid", clients=20, rounds=rounds + 1, workers=WORKERS, backend="ray", device="cpu", **values
+    )
+    found: dict[str, dict[str, list[Any]]] = {method: defaultdict(list) for method in methods}
+    for repeat in range(repeats):
+        for method in methods:
+            entry = registry.get(method)
+            settings = [f"public-samples={PUBLIC}"] if method == "ktpfl" else []
+            config = entry.config(settings)
+            extra = PUBLIC if method == "ktpfl" else 0
+            bare = bare_round(experiment, config, extra, rounds)
+            plain, parts = simulated(entry, experiment, config, evaluate=False)
+            whole, with_evaluation = simulated(entry, experiment, config, evaluate=True)
+            each = found[method]
+            each["bare"].append(bare)
+            each["seconds"].append(plain)
+            each["seconds_with_evaluation"].append(whole)
+            each["parts"].append(parts)
+            each["parts_with_evaluation"].append(with_evaluation)
+            print(
+                f"{name} {method} {repeat + 1}/{repeats}: bare {bare:.2f} s, {plain / bare:.3f}, with evaluation "
+                f"{whole / bare:.3f}",
+                file=sys.stderr,
+            )
+    return [row(name, method, each) for method, each in found.items()]
+
+
+def row(name: str, method: str, each: dict[str, list[Any]]) -> dict[str, Any]:
+    def ratio(key: str) -> list[float]:
+        return [round(a / b, 4) for a, b in zip(each[key], each["bare"], strict=True)]
+
+    def shares(key: str) -> dict[str, float]:
+        return {part: round(statistics.median(one[part] for one in each[key]), 4) for part in PARTS}
+
+    return {
+        "setting": name,
+        "method": method,
+        "bare_seconds": round(statistics.median(each["bare"]), 4),
+        "seconds": round(statistics.median(each["seconds"]), 4),
+        "seconds_with_evaluation": round(statistics.median(each["seconds_with_evaluation"]), 4),
+        "ratio": statistics.median(ratio("seconds")),
+        "ratios": ratio("seconds"),
+        "ratio_with_evaluation": statistics.median(ratio("seconds_with_evaluation")),
+        "ratios_with_evaluation": ratio("seconds_with_evaluation"),
+        "parts": shares("parts"),
+        "parts_with_evaluation": shares("parts_with_evaluation"),
+    }
+
+
+# ---------------------------------------------------------------------- the bare loop
+
+
+def bare_round(experiment: Experiment, config: MethodConfig, extra: int, rounds: int) -> float:
+    """Return the median seconds of a round in which each process trains its share of the clients."""
+    context = multiprocessing.get_context("spawn")
+    pipes, processes = [], []
+    for index in range(WORKERS):
+        ours, theirs = context.Pipe()
+        mine = list(range(experiment.clients))[index::WORKERS]
+        process = context.Process(target=_bare, args=(theirs, experiment, config, extra, mine), daemon=True)
+        process.start()
+        pipes.append(ours)
+        processes.append(process)
+    for pipe in pipes:
+        pipe.recv()
+    seconds = []
+    for _ in range(rounds + 1):
+        begun = time.perf_counter()
+        for pipe in pipes:
+            pipe.send(True)
+        for pipe in pipes:
+            pipe.recv()
+        seconds.append(time.perf_counter() - begun)
+    for pipe, process in zip(pipes, processes, strict=True):
+        pipe.send(False)
+        process.join()
+    return statistics.median(seconds[1:])
+
+
+def _bare(pipe: Any, experiment: Experiment, config: MethodConfig, extra: int, clients: list[int]) -> None:
+    torch.set_num_threads(1)
+    bundle, splits = bundle_of(experiment), client_splits(experiment)
+    data = [(bundle.train.x[splits[i][0]], bundle.train.y[splits[i][0]]) for i in clients]
+    models = [experiment.build_model(i) for i in clients]
+    generator = torch.Generator().manual_seed(0)
+    pipe.send(True)
+    while pipe.recv():
+        for model, (x, y) in zip(models, data, strict=True):
+            model.train()
+            optimizer = training.make_optimizer(model, config, config.learning_rate)
+            steps = [
+                into_batches(torch.randperm(len(x), generator=generator), config.batch_size)
+            ] * config.local_epochs
+            # As many samples again as a client distils, of its own.
+            further = torch.arange(extra) % len(x)
+            for chunk in [rows for epoch in steps for rows in epoch] + (
+                into_batches(further, config.batch_size) if extra else []
+            ):
+                optimizer.zero_grad(set_to_none=True)
+                torch.nn.functional.cross_entropy(model(x[chunk]), y[chunk]).backward()
+                optimizer.step()
+        pipe.send(True)
+
+
+# ---------------------------------------------------------------------- the simulation, with its times
+
+
+class TimedApp(ClientApp):  # type: ignore[misc]
+    """A ClientApp that notes where the time of each message goes, in a file of its process."""
+
+    def __init__(self, client_fn: Callable[[Context], Any], folder: str, evaluate: bool) -> None:
+        self.folder, self.client_fn, self.evaluate_splits = folder, client_fn, evaluate
+        super().__init__(client_fn=self._client)
+
+    def _client(self, context: Context) -> Any:
+        with _Clock("build"):
+            client = self.client_fn(context)
+        if not self.evaluate_splits:
+            client.numpy_client.test_batches = None
+        return client
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        _instrument()
+        _Clock.spent.clear()
+        begun = time.perf_counter()
+        reply = super().__call__(message, context)
+        _Clock.spent["call"] = time.perf_counter() - begun
+        line = {"round": message.metadata.group_id, **_Clock.spent}
+        with (Path(self.folder) / f"{os.getpid()}.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+        return reply
+
+
+class _Clock:
+    """Adds up the time inside a block; what runs inside another block is not counted there."""
+
+    spent: ClassVar[dict[str, float]] = defaultdict(float)
+    open: ClassVar[list[list[float]]] = []
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __enter__(self) -> None:
+        self.open.append([time.perf_counter(), 0.0])
+
+    def __exit__(self, *_: object) -> None:
+        begun, inner = self.open.pop()
+        took = time.perf_counter() - begun
+        self.spent[self.name] += took - inner
+        if self.open:
+            self.open[-1][1] += took
+
+
+def _timed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with _Clock(name):
+            return function(*args, **kwargs)
+
+    call.__name__ = "timed"
+    return call
+
+
+def _fetched(function: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
+    def call(*args: Any, **kwargs: Any) -> Iterator[Any]:
+        items = function(*args, **kwargs)
+        while True:
+            with _Clock("data"):
+                item = next(items, None)
+            if item is None:
+                return
+            yield item
+
+    call.__name__ = "timed"
+    return call
+
+
+def _instrument() -> None:
+    """Put clocks around the functions whose time is asked for, once per worker process."""
+    if KDClient.measure.__name__ == "timed":
+        return
+    real = training.fit
+    fit = _timed("sgd", real)
+    for name, module in list(sys.modules.items()):
+        if name.startswith("flwr_kd") and getattr(module, "fit", None) is real:
+            module.fit = fit  # type: ignore[attr-defined]
+    Batches._fetch = _fetched(Batches._fetch)  # type: ignore[method-assign]
+    KDClient.measure = _timed("evaluation", KDClient.measure)  # type: ignore[method-assign]
+    KDClient.fit = _timed("knowledge", KDClient.fit)  # type: ignore[method-assign]
+    Payload.to_bytes = _timed("payload", Payload.to_bytes)  # type: ignore[method-assign]
+    for name in ("load", "save", "at", "check"):
+        setattr(PersonalState, name, _timed("state", getattr(PersonalState, name)))
+
+
+def simulated(
+    entry: registry.Method, experiment: Experiment, config: MethodConfig, *, evaluate: bool
+) -> tuple[float, dict[str, float]]:
+    """Return the median seconds of a round after the first, and where they went."""
+    ends: list[float] = []
+    at_server: dict[int, float] = {}
+    real_app, real_evaluator = simulation.ClientApp, simulation.evaluator
+
+    def timed_evaluator(*args: Any, **kwargs: Any) -> Callable[[int, ArrayRecord], MetricRecord | None]:
+        function = real_evaluator(*args, **kwargs)
+
+        def call(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
+            begun = time.perf_counter()
+            result = function(server_round, arrays) if evaluate else None
+            at_server[server_round] = time.perf_counter() - begun
+            return result
+
+        return call
+
+    with tempfile.TemporaryDirectory() as folder:
+        simulation.ClientApp = lambda client_fn: TimedApp(client_fn, folder, evaluate)  # type: ignore[misc, assignment]
+        simulation.evaluator = timed_evaluator
+        try:
+            simulation.run(
+                entry,
+                replace(experiment, seed=0),
+                config,
+                on_round=lambda _: ends.append(time.perf_counter()),
+            )
+        finally:
+            simulation.ClientApp, simulation.evaluator = real_app, real_evaluator  # type: ignore[misc]
+        lines = [
+            json.loads(line) for file in Path(folder).glob("*.jsonl") for line in file.open(encoding="utf-8")
+        ]
+    # From the end of one round to the end of the next, so that nothing between rounds is left out.
+    seconds = [later - earlier for earlier, later in itertools.pairwise(ends)]
+    of_rounds: dict[str, list[float]] = {part: [] for part in PARTS}
+    for server_round, whole in enumerate(seconds, start=2):
+        mine = [line for line in lines if line["round"] == str(server_round)]
+        spent = {part: sum(line.get(part, 0.0) for line in mine) for part in PARTS}
+        calls = sum(line["call"] for line in mine)
+        spent["records"] = calls - sum(spent.values())
+        spent["server"] = WORKERS * at_server.get(server_round, 0.0)
+        spent["idle"] = WORKERS * whole - calls - spent["server"]
+        for part in PARTS:
+            of_rounds[part].append(spent[part] / (WORKERS * whole))
+    return statistics.median(seconds), {part: statistics.median(shares) for part, shares in of_rounds.items()}
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        title="seconds per round over a bare loop's; shares of a round with evaluation, %",
+    )
+    for header in ("setting", "method", "bare s", "ratio", "with\nevaluation", *PARTS):
+        table.add_column(header, justify="left" if header in ("setting", "method") else "right")
+    for each in rows:
+        table.add_row(
+            each["setting"],
+            each["method"],
+            f"{each['bare_seconds']:.2f}",
+            f"{each['ratio']:.3f}",
+            f"{each['ratio_with_evaluation']:.3f}",
+            *(f"{100 * each['parts_with_evaluation'][part]:.1f}" for part in PARTS),
+        )
+    Console(width=150).print(table)
+
+
+if __name__ == "__main__":
+    main()

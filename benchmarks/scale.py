@@ -1,0 +1,216 @@
+"""Seconds and memory of Ray simulations with 10, 100 and 1,000 virtual clients, of which a tenth trains per round.
+
+Fashion-MNIST, 20 images per client (5 of them its test split), the MLP or the method's own model, one local
+epoch, 5 rounds, 2 workers. With 10 clients, two train. Each run is a process of its own. ``server`` is that
+process, with Flower's SuperLink in it: the peak of its resident memory, above what it had before the run.
+``worker`` is the largest peak of a Ray worker, PyTorch included. The second table is 50 rounds with 100
+clients: resident memory of server and workers after round 10 and after round 50, since what grows with rounds
+would end a long run.
+
+Usage: python benchmarks/scale.py [--methods NAME,...] [--clients N,...] [--out FILE]   (some 40 minutes on 2 cores)
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+from flwr_kd import registry, simulation
+from flwr_kd.results import versions
+from flwr_kd.simulation import Experiment
+
+METHODS = ("fedavg", "fedhkd", "feddkc-skr", "fedhead", "fedhyb", "ktpfl")
+CLIENTS = (10, 100, 1000)
+PER_CLIENT, FRACTION, ROUNDS, LONG = 20, 0.1, 5, 50
+LATER = 10
+"""A long run's memory is compared with that after this round, when all workers have warmed up."""
+SETTINGS = {
+    "feddkc-skr": ["server-epochs=1"],
+    "fedhyb": ["server-epochs=1"],
+    "ktpfl": ["public-samples=100"],
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--methods", default=",".join(METHODS))
+    parser.add_argument("--clients", default=",".join(map(str, CLIENTS)))
+    parser.add_argument("--long", type=int, default=LONG, help="rounds of the long runs; 0 leaves them out")
+    parser.add_argument(
+        "--out", type=Path, help="write the numbers as JSON; what is there already is not run again"
+    )
+    parser.add_argument("--one", nargs=3, metavar=("METHOD", "CLIENTS", "ROUNDS"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        method, clients, rounds = options.one
+        print(json.dumps(run(method, int(clients), int(rounds))))
+        return
+    now = versions()
+    config = {"fraction_train": FRACTION, "images_per_client": PER_CLIENT, "workers": 2, "settings": SETTINGS}
+    found: dict[str, Any] = {"config": config, "versions": now, "runs": []}
+    if options.out and options.out.exists():
+        earlier = json.loads(options.out.read_text(encoding="utf-8"))
+        if earlier["versions"] == now and earlier["config"] == config:
+            found = earlier
+    wanted = [
+        (name, int(count), ROUNDS)
+        for name in options.methods.split(",")
+        for count in options.clients.split(",")
+    ]
+    wanted += [(name, 100, options.long) for name in options.methods.split(",") if options.long]
+    for method, clients, rounds in wanted:
+        done = {(each["method"], each["clients"], each["rounds"]) for each in found["runs"]}
+        if (method, clients, rounds) not in done:
+            print(f"{method}, {clients} clients, {rounds} rounds", file=sys.stderr)
+            found["runs"].append(apart(method, clients, rounds))
+            if options.out:
+                options.out.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    show(found["runs"])
+
+
+def apart(method: str, clients: int, rounds: int) -> dict[str, Any]:
+    """Run in a process of its own: the peak is a whole process's."""
+    done = subprocess.run(
+        [sys.executable, __file__, "--one", method, str(clients), str(rounds)],
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def run(method: str, clients: int, rounds: int) -> dict[str, Any]:
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    entry = registry.get(method)
+    experiment = Experiment(
+        dataset="fashion-mnist",
+        partition="iid",
+        clients=clients,
+        rounds=rounds,
+        # A sixth of what is loaded is the test set.
+        limit=PER_CLIENT * clients,
+        fraction_train=FRACTION if clients > 10 else 0.2,
+        backend="ray",
+        workers=2,
+        device="cpu",
+        public_limit=500,
+        model=None if entry.model else "mlp",
+    )
+    config = entry.config(["local-epochs=1", *SETTINGS.get(method, [])])
+    seconds: list[float] = []
+    server: list[int] = []
+    begun = time.monotonic()
+    before = resident()
+
+    def on_round(stats: Any) -> None:
+        seconds.append(stats.seconds)
+        server.append(resident())
+
+    with tempfile.TemporaryDirectory() as folder:
+        real = simulation.ClientApp
+        simulation.ClientApp = lambda client_fn: Measured(client_fn, folder)  # type: ignore[misc, assignment]
+        try:
+            simulation.run(entry, experiment, config, on_round=on_round)
+        finally:
+            simulation.ClientApp = real  # type: ignore[misc]
+        lines = [
+            json.loads(line) for file in Path(folder).glob("*.jsonl") for line in file.open(encoding="utf-8")
+        ]
+    last = {}
+    for line in lines:
+        if line["round"].isdigit():
+            last[int(line["round"]), line["pid"]] = line["resident"]
+    peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return {
+        "method": method,
+        "clients": clients,
+        "rounds": rounds,
+        "seconds": round(time.monotonic() - begun, 2),
+        "seconds_of_rounds": [round(each, 3) for each in seconds],
+        "server_peak": peak,
+        "server_peak_above_start": peak - before,
+        "worker_peak": max(line["peak"] for line in lines),
+        "server_resident": server,
+        "worker_resident": [
+            max((last[key] for key in last if key[0] == number), default=0) for number in range(1, rounds + 1)
+        ],
+    }
+
+
+def resident() -> int:
+    """Return the bytes of this process that are in memory now."""
+    pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+class Measured(ClientApp):  # type: ignore[misc]
+    """A ClientApp that notes its process's memory after each message."""
+
+    def __init__(self, client_fn: Callable[[Context], Any], folder: str) -> None:
+        self.folder = folder
+        super().__init__(client_fn=client_fn)
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        reply = super().__call__(message, context)
+        line = {
+            "pid": os.getpid(),
+            "round": message.metadata.group_id,
+            "resident": resident(),
+            "peak": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+        }
+        with (Path(self.folder) / f"{os.getpid()}.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+        return reply
+
+
+def show(runs: list[dict[str, Any]]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD)
+    for header in ("method", "clients", "rounds", "s", "s/round", "server above start MB", "worker MB"):
+        table.add_column(header, justify="left" if header == "method" else "right")
+    growth = Table(box=box.SIMPLE_HEAD)
+    for header in ("method", "server, round 10 MB", "round 50 MB", "worker, round 10 MB", "round 50 MB"):
+        growth.add_column(header, justify="left" if header == "method" else "right")
+    for each in runs:
+        if each["rounds"] == ROUNDS:
+            rounds = each["seconds_of_rounds"]
+            table.add_row(
+                each["method"],
+                f"{each['clients']:,}",
+                str(each["rounds"]),
+                f"{each['seconds']:.0f}",
+                f"{sorted(rounds)[len(rounds) // 2]:.2f}",
+                f"{each['server_peak_above_start'] / 1e6:.0f}",
+                f"{each['worker_peak'] / 1e6:.0f}",
+            )
+        else:
+            cells = [
+                each[kind][at] for kind in ("server_resident", "worker_resident") for at in (LATER - 1, -1)
+            ]
+            growth.add_row(each["method"], *(f"{cell / 1e6:.0f}" for cell in cells))
+    console = Console(width=120)
+    console.print(table)
+    console.print(growth)
+
+
+if __name__ == "__main__":
+    main()
