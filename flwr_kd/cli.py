@@ -121,12 +121,13 @@ PlotDataDir = Annotated[str | None, typer.Option(help="folder of data files; the
 
 _INTERRUPTED = 130
 _PICTURES = ("tsne.png", "landscape.png", "samples.png", "coefficients.png")
-_PUBLIC_DATA = {
+PUBLIC_DATA = {
     "": "no",
     "server": "at the server",
     "synthetic": "synthetic, at the server",
     "clients": "at the clients",
 }
+"""What a method's ``public_data`` means to a reader."""
 
 
 class UsageError(Exception):
@@ -159,7 +160,7 @@ def list_methods(
     table = Table("method", "exchanged", "public data", "different models", "global model", "paper")
     for row in rows:
         flags = ["yes" if row[key] else "no" for key in ("different_models", "global_model")]
-        public = _PUBLIC_DATA[str(row["public_data"])]
+        public = PUBLIC_DATA[str(row["public_data"])]
         table.add_row(str(row["name"]), str(row["exchanged"]), public, *flags, str(row["paper"]))
     Console().print(table)
 

@@ -20,6 +20,8 @@ Answer = Message | PayloadError | None
 
 POLL_FIRST, POLL_LAST = 0.02, 1.0
 """Seconds between two looks for something, which grow from the first to the last."""
+_GROWTH = 1.25
+"""A look comes too late by a quarter of the time waited at most, which is idle time at the end of a phase."""
 _ATTEMPTS = 3
 _FETCH_SECONDS, _FETCH_SECONDS_EACH = 200.0, 2.0
 """How long answers are fetched after the last moment at which they may come: a SuperLink deletes a message with its
@@ -102,7 +104,7 @@ def _pull(grid: Grid, message_id: str, end: float) -> Answer:
         if last:
             return undecodable
         time.sleep(max(0.0, min(pause, end - time.monotonic())))
-        pause = min(pause * 1.5, POLL_LAST)
+        pause = min(pause * _GROWTH, POLL_LAST)
 
 
 def pair(messages: Sequence[Message], replies: Iterable[Message]) -> list[tuple[Message, Answer]]:

@@ -24,6 +24,7 @@ __all__ = [
     "figure",
     "landscape",
     "landscape_figure",
+    "palette",
     "plot",
     "samples",
     "samples_figure",
@@ -576,12 +577,25 @@ def _write(drawn: Figure, path: Path) -> Path:
 
 def _styles(comparison: Comparison) -> dict[str, dict[str, Any]]:
     """Return each method's line; the same in all pictures of a comparison."""
+    return palette(comparison.by_method())
+
+
+def palette(names: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Return a line of its own for each name, as Matplotlib's ``plot`` takes it: ``color`` and ``linestyle``.
+
+    Colours that are told apart with the common colour blindnesses; from the eighth name on with other dashes.
+
+    Examples
+    --------
+    >>> palette(["fedavg", "fedhkd"])["fedhkd"]
+    {'color': '#D55E00', 'linestyle': '-'}
+    """
     return {
         name: {
             "color": _COLOURS[index % len(_COLOURS)],
             "linestyle": _STYLES[index // len(_COLOURS) % len(_STYLES)],
         }
-        for index, name in enumerate(comparison.by_method())
+        for index, name in enumerate(names)
     }
 
 

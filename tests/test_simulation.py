@@ -240,6 +240,11 @@ def test_global_accuracy_is_that_of_the_model_on_the_common_test_set() -> None:
     assert metrics["accuracy"] == pytest.approx(float((logits.argmax(1) == bundle.test.y).float().mean()))
     expected = float(torch.nn.functional.cross_entropy(logits, bundle.test.y))
     assert metrics["loss"] == pytest.approx(expected, rel=1e-4)
+    # As many batches at a time as there are workers: the same to the last bit.
+    for threads in (2, 3):
+        assert evaluator(build, bundle, batch_size=20, threads=threads)(1, arrays) == evaluator(
+            build, bundle, batch_size=20
+        )(1, arrays)
 
 
 @pytest.mark.parametrize(
