@@ -17,6 +17,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, track
 from rich.table import Table
+from typer.core import TyperCommand
 
 from . import __version__, privacy, registry, results
 from .config import ConfigError, MethodConfig, unknown_name
@@ -42,6 +43,13 @@ app = typer.Typer(
 
 plots = typer.Typer(help="Draw what a result's runs ended with.", rich_markup_mode=None)
 app.add_typer(plots, name="plot")
+
+_ARGUMENTS = {
+    "shown": "show the hyper-parameters of this one",
+    "method": "a name from `flwr-kd methods`",
+    "methods": "names from `flwr-kd methods`",
+    "result_dir": "folder of a result of `simulate` or `compare`",
+}
 
 Dataset = Annotated[str, typer.Option(help="digits, fashion-mnist, mnist-5k, ..., or csv:PATH")]
 Partition = Annotated[
@@ -113,7 +121,7 @@ NoArrays = Annotated[
 ]
 Verbose = Annotated[bool, typer.Option("--verbose", help="show Flower's log")]
 Seeds = Annotated[str, typer.Option(help="seeds separated by commas")]
-ResultDir = Annotated[Path, typer.Argument(help="folder of a result of `simulate` or `compare`")]
+ResultDir = Annotated[Path, typer.Argument(help=_ARGUMENTS["result_dir"])]
 PlotSeed = Annotated[int | None, typer.Option(help="draw the runs with this seed; the first if not set")]
 PlotOut = Annotated[Path | None, typer.Option(help="the PNG; in RESULT_DIR, named like the plot, if not set")]
 PlotDataDir = Annotated[str | None, typer.Option(help="folder of data files; the result's if not set")]
@@ -134,14 +142,33 @@ class UsageError(Exception):
     """A mistake of the user's, told in one line."""
 
 
-@app.command("methods")
+class _Command(TyperCommand):
+    """Shows what Typer 0.20 does not with newer versions of Click: an argument's help, and brackets as brackets."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None:
+                name, text = record[0], record[1].replace("\\[", "[")
+                is_argument = isinstance(parameter, click.Argument)
+                told = _ARGUMENTS[parameter.name or ""] if is_argument else ""
+                text = text if told in text else f"{told}  {text}".rstrip()
+                sections["Arguments" if is_argument else "Options"].append((name, text))
+        for title, rows in sections.items():
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
+
+
+@app.command("methods", cls=_Command)
 def list_methods(
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
-    method: Annotated[str | None, typer.Argument(help="show the hyper-parameters of this one")] = None,
+    shown: Annotated[str | None, typer.Argument(metavar="METHOD", help=_ARGUMENTS["shown"])] = None,
 ) -> None:
     """List the methods, or one method's hyper-parameters."""
-    if method is not None:
-        _describe(registry.get(method), as_json)
+    if shown is not None:
+        _describe(registry.get(shown), as_json)
         return
     rows = [
         {
@@ -165,9 +192,9 @@ def list_methods(
     Console().print(table)
 
 
-@app.command()
+@app.command(cls=_Command)
 def simulate(
-    method: Annotated[str, typer.Argument(help="a name from `flwr-kd methods`")],
+    method: Annotated[str, typer.Argument(help=_ARGUMENTS["method"])],
     dataset: Dataset = "digits",
     partition: Partition = "inner-dirichlet:0.1",
     clients: Clients = 10,
@@ -230,9 +257,9 @@ def simulate(
     )
 
 
-@app.command()
+@app.command(cls=_Command)
 def compare(
-    methods: Annotated[list[str], typer.Argument(help="names from `flwr-kd methods`")],
+    methods: Annotated[list[str], typer.Argument(help=_ARGUMENTS["methods"])],
     dataset: Dataset = "digits",
     partition: Partition = "inner-dirichlet:0.1",
     clients: Clients = 10,
@@ -294,7 +321,7 @@ def compare(
     )
 
 
-@app.command("privacy")
+@app.command("privacy", cls=_Command)
 def show_privacy(
     sigma: Annotated[float, typer.Option(help="σ, the noise multiplier")] = 7.0,
     rounds: Annotated[int, typer.Option(help="rounds in which a client sends")] = 50,
@@ -332,7 +359,7 @@ def plot_top(context: typer.Context) -> None:
         print(context.get_help())
 
 
-@plots.command("tsne")
+@plots.command("tsne", cls=_Command)
 def plot_tsne(
     result_dir: ResultDir,
     classes: Annotated[int, typer.Option(help="classes to show, drawn by the seed")] = 4,
@@ -359,7 +386,7 @@ def plot_tsne(
     print(f"t-SNE: {picture.resolve()}")
 
 
-@plots.command("landscape")
+@plots.command("landscape", cls=_Command)
 def plot_landscape(
     result_dir: ResultDir,
     directions: Annotated[int, typer.Option(help="random directions, a line each")] = 10,
@@ -406,7 +433,7 @@ def plot_landscape(
     print(f"landscape: {picture.resolve()}")
 
 
-@plots.command("samples")
+@plots.command("samples", cls=_Command)
 def plot_samples(result_dir: ResultDir, seed: PlotSeed = None, out: PlotOut = None) -> None:
     """Draw the images that a server made for its distillation."""
     from . import kept, plotting
@@ -423,7 +450,7 @@ def plot_samples(result_dir: ResultDir, seed: PlotSeed = None, out: PlotOut = No
     print(f"samples: {picture.resolve()}")
 
 
-@plots.command("coefficients")
+@plots.command("coefficients", cls=_Command)
 def plot_coefficients(result_dir: ResultDir, seed: PlotSeed = None, out: PlotOut = None) -> None:
     """Draw how much each client learns from each other one."""
     from . import kept, plotting

@@ -617,6 +617,31 @@ def test_an_interrupt_exits_with_130(command: Command, monkeypatch: pytest.Monke
     assert err.splitlines()[-1] == "flwr-kd: interrupted"
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "simulate",
+        "compare",
+        "methods",
+        "privacy",
+        "plot tsne",
+        "plot landscape",
+        "plot samples",
+        "plot coefficients",
+    ],
+)
+def test_help_tells_what_everything_is(command: Command, words: str) -> None:
+    code, out, _ = command(*words.split(), "--help")
+    assert code == 0
+    assert "\\" not in out
+    # A line of a parameter is its name and its text.
+    for line in out.splitlines():
+        if line.startswith("  --") or line.strip().isupper():
+            assert len(line.split("  ")) > 2, line
+    if words in ("simulate", "compare"):
+        assert "flwr-kd methods`  [required]" in out
+
+
 # ---------------------------------------------------------------------- comparisons that were interrupted
 
 
