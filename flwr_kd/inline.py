@@ -232,7 +232,8 @@ class InlineGrid(Grid):
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
         """Send and wait, as Flower's own loop does; a node that never answers costs no waiting here."""
-        waiting = set(self.push_messages(list(messages)))
+        # In this order, so that the answers are, too, whatever the seed of hashes.
+        waiting = list(self.push_messages(list(messages)))
         for message_id in waiting if self._workers > 1 else ():
             self._submit(message_id)
         for future in list(self._pending.values()):

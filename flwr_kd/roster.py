@@ -22,6 +22,8 @@ __all__ = ["Roster"]
 
 _HANDSHAKE_SECONDS, _LATEST_HANDSHAKE = 120.0, 3600.0
 _GRACE_SECONDS = 60.0
+_TRIES = 3
+_ITS_OWN_FAULT = (ErrorCode.CLIENT_APP_RAISED_EXCEPTION, ErrorCode.LOAD_CLIENT_APP_EXCEPTION)
 T = TypeVar("T")
 
 
@@ -55,6 +57,7 @@ class Roster:
         self._known: dict[int, Node] = {}
         self._candidates: list[Node] = []
         self._mute: dict[int, tuple[float, float]] = {}
+        self._raised: dict[int, tuple[int, str]] = {}
         self._told: set[tuple[int, str]] = set()
         self._doubles: set[int] = set()
 
@@ -70,7 +73,7 @@ class Roster:
 
         Nobody is judged before so many have introduced themselves: what most of them have decides, and not who
         comes first. One that does not fit does not end the waiting while others may still come: for a minute, where
-        as many as are needed have come.
+        as many as are needed have come. Nor does one that raises, before it has done so three times.
 
         Raises
         ------
@@ -96,7 +99,8 @@ class Roster:
             nodes = self._present(ids)
             if len(nodes) >= least:
                 return nodes
-            refused = {**self.malformed, **self.refused}
+            raised = {i: why for i, (times, why) in self._raised.items() if times >= _TRIES and i in ids}
+            refused = {**raised, **self.malformed, **self.refused}
             settled = getattr(grid, "complete", False) or time.monotonic() - newest >= _GRACE_SECONDS
             if refused and (late or (settled and len(nodes) + len(refused) >= least)):
                 reasons = "; ".join(f"node {node}: {why}" for node, why in sorted(refused.items()))
@@ -127,7 +131,13 @@ class Roster:
         """Ask for the ids anew, shake hands with new ones, and return those that fit and are there."""
         ids = sorted(grid.get_node_ids())
         # Who has been away introduces itself anew: it may have been mended, or have other data.
-        kept: tuple[dict[int, Any], ...] = (self.nodes, self.refused, self.malformed, self._mute)
+        kept: tuple[dict[int, Any], ...] = (
+            self.nodes,
+            self.refused,
+            self.malformed,
+            self._mute,
+            self._raised,
+        )
         for each in kept:
             for gone in each.keys() - set(ids):
                 del each[gone]
@@ -150,11 +160,14 @@ class Roster:
             elif isinstance(reply, PayloadError):
                 self.malformed[node_id] = self._refuse(node_id, str(reply))
             elif reply.has_error():
-                silent = reply.error.code == ErrorCode.MESSAGE_UNAVAILABLE
-                self._ask_again(node_id, reason_of(reply.error), timeout if silent else POLL_LAST)
+                silent, reason = reply.error.code == ErrorCode.MESSAGE_UNAVAILABLE, reason_of(reply.error)
+                if reply.error.code in _ITS_OWN_FAULT:
+                    self._raised[node_id] = (self._raised.get(node_id, (0, ""))[0] + 1, plain(reason))
+                self._ask_again(node_id, reason, timeout if silent else POLL_LAST)
             else:
                 try:
                     found.append(Node.from_properties(node_id, wire.read_properties(reply)))
+                    self._raised.pop(node_id, None)
                 except PayloadError as error:
                     self.malformed[node_id] = self._refuse(node_id, str(error))
         return found

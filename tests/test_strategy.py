@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -437,6 +438,23 @@ def test_nodes_may_join_late_leave_and_come_back(toy: Any) -> None:
     assert asked == [[0, 1, 2], [0, 2, 3], [0, 1, 2, 3]]
     # Who comes back introduces itself again.
     assert len(grid.of_type("get_properties")) == 5
+
+
+def test_clients_that_cannot_be_built_end_the_waiting() -> None:
+    """Such as by a mistake in client_fn: nobody should have to wait an hour to read of it."""
+    calls = []
+
+    def client_fn(context: Context) -> Any:
+        calls.append(context.node_id)
+        raise ValueError("no such column: price")
+
+    grid = InlineGrid(ClientApp(client_fn=client_fn), num_nodes=2)
+    begun = time.monotonic()
+    with pytest.raises(HandshakeError, match=r"0 clients fit, 2 are needed; .*no such column: price"):
+        FedAvg(min_available_nodes=2).start(grid, initial(), num_rounds=1, timeout=3600)
+    assert time.monotonic() - begun < 60
+    # It might have been a passing fault.
+    assert set(Counter(calls).values()) == {3}
 
 
 def test_a_node_that_fails_the_handshake_is_asked_again(make_blobs: Any, flower_log: list[str]) -> None:
