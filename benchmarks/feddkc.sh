@@ -14,7 +14,7 @@ run() { # NAME METHODS... -- OPTIONS...
   while [ "$1" != -- ]; do methods+=("$1") && shift; done
   shift
   flwr-kd compare "${methods[@]}" --clients 5 --seeds 0,1,2 --backend inline --workers 1 --set batch-size=64 "$@" \
-    --out "$out/$name" --force
+    --out "$out/$name" --resume
 }
 
 for dataset in "$@"; do

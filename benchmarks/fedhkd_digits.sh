@@ -3,7 +3,7 @@
 # Usage: benchmarks/fedhkd_digits.sh [OUT]     (about ten minutes on 2 cores)
 set -euo pipefail
 out=${1:-runs/fedhkd-digits}
-common=(--dataset digits --clients 10 --rounds 20 --seeds 0,1,2 --backend inline --workers 1 --force)
+common=(--dataset digits --clients 10 --rounds 20 --seeds 0,1,2 --backend inline --workers 1 --resume)
 for alpha in 0.1 0.5; do
   flwr-kd compare fedavg fedprox fedproto fedhkd-star fedhkd \
     --partition "inner-dirichlet:$alpha" "${common[@]}" --out "$out/alpha-$alpha"

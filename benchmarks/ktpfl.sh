@@ -18,7 +18,7 @@ run() { # NAME METHODS... -- OPTIONS...
   shift
   while [ "$1" != -- ]; do methods+=("$1") && shift; done
   shift
-  [ -e "$out/$name/result.json" ] || flwr-kd compare "${methods[@]}" "${common[@]}" "$@" --out "$out/$name" --force
+  flwr-kd compare "${methods[@]}" "${common[@]}" "$@" --out "$out/$name" --resume
 }
 
 for part in "$@"; do

@@ -1,0 +1,106 @@
+"""Runs those benchmarks that have no result in benchmarks/results; `make results` calls it.
+
+A result is removed to have it made again. All of them take a day on two cores; what is interrupted goes on where it
+was, except for the shorter ones.
+
+Usage: python benchmarks/remake.py [--list]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from flwr_kd import results
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+SCRIPTS = {
+    "feddkc": "feddkc",
+    "fedhead": "fedhead",
+    "fedhkd-digits": "fedhkd_digits",
+    "fedhyb": "fedhyb",
+    "ktpfl": "ktpfl",
+}
+"""Shell scripts, by what their results' names begin with; each writes a folder of results."""
+PROGRAMS = {
+    "accuracy": ["accuracy.py"],
+    "bytes.json": ["bytes.py", "--out"],
+    "distill.json": ["distill.py", "--out"],
+    "ktpfl.json": ["ktpfl.py", "--out"],
+    "load.json": ["load.py", "--nodes", "8", "--out"],
+    "overhead.json": ["overhead.py", "--json"],
+    "refine.json": ["refine.py", "--out"],
+    "scale.json": ["scale.py", "--out"],
+    "slim.json": ["slim.py", "--out"],
+    "targets-ktpfl.json": ["ktpfl_targets.py", "--out"],
+}
+"""Programs, by the result that each writes. `load.py --before` needs an earlier version beside this one."""
+SEARCH = "search-fedhyb.json"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--list", action="store_true", help="say what would be run")
+    options = parser.parse_args()
+    wanted = missing()
+    print("\n".join(f"to run: {name}" for name in wanted) or "every benchmark has a result")
+    for name in () if options.list else wanted:
+        if name in PROGRAMS:
+            program, *words = PROGRAMS[name]
+            call([sys.executable, program, *words, *([str(RESULTS / name)] if words else [])])
+        elif name == SEARCH:
+            folder = ROOT / "runs" / "fedhyb-search"
+            call(["bash", "fedhyb_search.sh", str(folder)])
+            collect_search(folder)
+        else:
+            folder = ROOT / "runs" / name
+            call(["bash", f"{SCRIPTS[name]}.sh", str(folder)])
+            for result in sorted(folder.glob(f"*/{results.FILE_NAME}")):
+                shutil.copyfile(result, RESULTS / f"{name}-{result.parent.name}.json")
+
+
+def missing() -> list[str]:
+    """Return what has no result."""
+    programs = [name for name in PROGRAMS if not (RESULTS / name).exists()]
+    scripts = [name for name in SCRIPTS if not list(RESULTS.glob(f"{name}-*.json"))]
+    return [*programs, *scripts, *([] if (RESULTS / SEARCH).exists() else [SEARCH])]
+
+
+def family(name: str) -> str | None:
+    """Return what a result is made by; None if by nothing here."""
+    if name in PROGRAMS or name == SEARCH:
+        return name
+    return next((prefix for prefix in SCRIPTS if name.startswith(f"{prefix}-")), None)
+
+
+def call(words: list[str]) -> None:
+    """Run a benchmark in its folder, with this environment's commands."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1"}
+    subprocess.run(words, check=True, cwd=ROOT / "benchmarks", env=environment)
+
+
+def collect_search(folder: Path) -> None:
+    """Write the last accuracies of all runs of FedHyb's search into one file."""
+    found = {path.parent.name: results.load(path) for path in sorted(folder.glob(f"*/{results.FILE_NAME}"))}
+    document = {
+        "command": "benchmarks/fedhyb_search.sh",
+        "versions": next(iter(found.values())).versions,
+        **{
+            kind: {name: comparison.summary()[0][kind] for name, comparison in found.items()}
+            for kind in ("global_accuracy", "local_accuracy")
+        },
+    }
+    (RESULTS / SEARCH).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,341 @@
+"""Writes the tables and pictures of the pages from the results in benchmarks/results; `make results` calls it.
+
+A page has a table's place between ``<!-- results: NAME ... -->`` and ``<!-- end -->``. With ``--check`` nothing is
+written, and the exit status is 1 where a page does not show what was measured.
+
+Usage: python benchmarks/report.py [--check]
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import re
+import statistics
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from accuracy import PARTS, TARGET
+from PIL import Image
+
+from flwr_kd import results
+from flwr_kd.plotting import palette
+from flwr_kd.results import Comparison, RunResult
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+PICTURE = ROOT / "docs" / "accuracy.png"
+NAMES = {"digits": "digits", "fashion-mnist": "Fashion-MNIST"}
+IN_PICTURE = ("fedavg", "fedhkd", "feddf", "fedhead", "fedhyb", "fedproto", "ktpfl", "feddkc-skr")
+SOURCE = "flwr-kd results"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if something is old")
+    options = parser.parse_args()
+    old = []
+    for page in pages():
+        text = page.read_text(encoding="utf-8")
+        new = filled(text)
+        if new != text:
+            old.append(str(page.relative_to(ROOT)))
+            if not options.check:
+                page.write_text(new, encoding="utf-8")
+    if digest_of_picture() != digest():
+        old.append(str(PICTURE.relative_to(ROOT)))
+        if not options.check:
+            draw(PICTURE)
+    print("\n".join(f"{'old' if options.check else 'written'}: {name}" for name in old) or "all as measured")
+    sys.exit(1 if options.check and old else 0)
+
+
+def pages() -> list[Path]:
+    patterns = ("README.md", "docs/*.md", "strategies/*/README.md")
+    return [page for pattern in patterns for page in sorted(ROOT.glob(pattern))]
+
+
+def filled(text: str) -> str:
+    """Return a page's text with its tables made anew."""
+
+    def table(match: re.Match[str]) -> str:
+        name, *words = match[1].split()
+        return f"<!-- results: {match[1]} -->\n\n{TABLES[name](*words)}\n\n<!-- end -->"
+
+    return re.sub(r"<!-- results: (.+?) -->\n.*?<!-- end -->", table, text, flags=re.DOTALL)
+
+
+# ---------------------------------------------------------------------- tables
+
+
+def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return (
+        "\n".join("| " + " | ".join(line) + " |" for line in lines)
+        .replace("| --- ", "|---")
+        .replace("--- |", "---|")
+    )
+
+
+def loaded(part: str) -> Comparison:
+    return results.load(RESULTS / "accuracy" / part)
+
+
+def document(name: str) -> dict[str, Any]:
+    return dict(json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8")))
+
+
+def percent(values: Sequence[float | None]) -> str:
+    present = [100 * value for value in values if value is not None]
+    if not present:
+        return "–"
+    return f"{statistics.fmean(present):.1f}" + (
+        f" ± {statistics.stdev(present):.1f}" if len(present) > 1 else ""
+    )
+
+
+def significant(value: float) -> str:
+    """Write two significant digits, or all of a larger number."""
+    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
+
+
+def to_target(runs: Sequence[RunResult]) -> tuple[str, str, str]:
+    """Return rounds, MB and seconds to the target, each a mean over the seeds that reach it."""
+    found = []
+    for run in runs:
+        last = run.rounds_to(TARGET, "local_accuracy")
+        if last is not None:
+            until = [each for each in run.rounds if each.round <= last]
+            sent = sum(each.bytes_up + each.bytes_down for each in until)
+            found.append((last, sent / 1e6, sum(each.seconds for each in until)))
+    if not found:
+        return "–", "–", "–"
+    rounds, sent, seconds = (statistics.fmean(column) for column in zip(*found, strict=True))
+    some = "" if len(found) == len(runs) else f" ({len(found)} of {len(runs)})"
+    return f"{rounds:.1f}{some}", significant(sent), significant(seconds)
+
+
+def side_by_side() -> str:
+    """Of the README: every method on both data sets, with clients of equal size."""
+    parts = [
+        loaded("digits-inner-dirichlet").by_method(),
+        loaded("fashion-mnist-inner-dirichlet").by_method(),
+    ]
+    rows = []
+    for method in parts[0]:
+        cells = [f"`{method}`"]
+        for part in parts:
+            runs = part[method]
+            _, sent, seconds = to_target(runs)
+            cells += [percent([run.last[f"{kind}_accuracy"] for run in runs]) for kind in ("local", "global")]
+            cells += [sent, seconds]
+        rows.append(cells)
+    header = ["method", *(f"{name} {what}" for name in ("digits:", "Fashion-MNIST:") for what in HEADER)]
+    return markdown(header, rows)
+
+
+HEADER = ("local %", "global %", "MB to 85 %", "s to 85 %")
+
+
+def of_methods(*names: str) -> str:
+    """Of a method's page: its rows in all parts, with FedAvg's."""
+    rows = []
+    for part, setting in PARTS.items():
+        label = f"{NAMES[setting['dataset']]}, `{setting['partition']}`"
+        groups = loaded(part).by_method()
+        for method in dict.fromkeys(("fedavg", *names)):
+            runs = groups[method]
+            rows.append(
+                [
+                    label,
+                    f"`{method}`",
+                    *(
+                        percent([run.last[f"{kind}_accuracy"] for run in runs])
+                        for kind in ("local", "global")
+                    ),
+                    significant(
+                        statistics.fmean(
+                            (run.last["bytes_up"] or 0) + (run.last["bytes_down"] or 0) for run in runs
+                        )
+                        / 1e6
+                    ),
+                    *to_target(runs),
+                ]
+            )
+    header = (
+        "data, partition",
+        "method",
+        "local %",
+        "global %",
+        "MB/round",
+        "rounds to 85 %",
+        "MB to it",
+        "s to it",
+    )
+    return markdown(header, rows)
+
+
+def overhead() -> str:
+    rows = [
+        [
+            each["setting"],
+            f"`{each['method']}`",
+            f"{each['bare_seconds']:.2f}",
+            f"{each['seconds']:.2f}",
+            f"{each['ratio']:.3f}",
+            f"{each['seconds_with_evaluation']:.2f}",
+            f"{each['ratio_with_evaluation']:.3f}",
+        ]
+        for each in document("overhead")["rows"]
+    ]
+    header = ("setting", "method", "bare loop, s", "round, s", "ratio", "with evaluation, s", "ratio")
+    return markdown(header, rows)
+
+
+def shares() -> str:
+    found = document("overhead")["rows"]
+    parts = list(found[0]["parts_with_evaluation"])
+    rows = [
+        [
+            each["setting"],
+            f"`{each['method']}`",
+            *(f"{100 * each['parts_with_evaluation'][part]:.1f}" for part in parts),
+        ]
+        for each in found
+    ]
+    return markdown(("setting", "method", *parts), rows)
+
+
+def scale() -> str:
+    rows = [
+        [
+            f"`{each['method']}`",
+            f"{each['clients']:,}",
+            f"{each['seconds']:.0f}",
+            f"{statistics.median(each['seconds_of_rounds']):.2f}",
+            f"{each['server_peak_above_start'] / 1e6:.0f}",
+            f"{each['worker_peak'] / 1e6:.0f}",
+        ]
+        for each in document("scale")["runs"]
+        if len(each["seconds_of_rounds"]) < 10
+    ]
+    return markdown(
+        ("method", "clients", "whole run, s", "round, s", "server above start, MB", "worker, MB"), rows
+    )
+
+
+def growth() -> str:
+    rows = []
+    for each in document("scale")["runs"]:
+        if len(each["seconds_of_rounds"]) >= 10:
+            kinds = ("server_resident", "worker_resident")
+            rows.append(
+                [f"`{each['method']}`", *(f"{each[kind][at] / 1e6:.0f}" for kind in kinds for at in (9, -1))]
+            )
+    last = document("scale")["runs"][-1]["rounds"]
+    header = (
+        "method",
+        "server, round 10, MB",
+        f"round {last}, MB",
+        "worker, round 10, MB",
+        f"round {last}, MB",
+    )
+    return markdown(header, rows)
+
+
+def made_with(name: str) -> str:
+    """Say what a result was measured with."""
+    path = RESULTS / name
+    found = loaded(path.name).versions if path.is_dir() else document(name)["versions"]
+    packages = ", ".join(f"{each} {found[each]}" for each in ("flwr", "torch", "ray", "numpy", "python"))
+    machine = f"{found['machine']}, {found['processor']}, {found['cores']} cores"
+    return f"Commit `{found['commit']}`, {packages}; {machine}."
+
+
+TABLES: dict[str, Callable[..., str]] = {
+    "side-by-side": side_by_side,
+    "methods": of_methods,
+    "overhead": overhead,
+    "shares": shares,
+    "scale": scale,
+    "growth": growth,
+    "made-with": made_with,
+}
+
+
+# ---------------------------------------------------------------------- picture
+
+
+def digest() -> str:
+    """Return a digest of what the picture shows, which it carries."""
+    shown = [
+        (
+            part,
+            run.method,
+            run.seed,
+            [(each.local_accuracy, each.bytes_up, each.bytes_down) for each in run.rounds],
+        )
+        for part in ("digits-inner-dirichlet", "fashion-mnist-inner-dirichlet")
+        for run in loaded(part).runs
+        if run.method in IN_PICTURE
+    ]
+    return hashlib.sha256(json.dumps(shown).encode()).hexdigest()
+
+
+def digest_of_picture() -> str | None:
+    if not PICTURE.exists():
+        return None
+    with Image.open(PICTURE) as image:
+        return str(image.info.get(SOURCE))
+
+
+def draw(path: Path) -> None:
+    """Draw local accuracy over what one client has sent and received."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 3.9), dpi=110, layout="constrained")
+    FigureCanvasAgg(figure)
+    styles = palette(IN_PICTURE)
+    for axes, part in zip(
+        figure.subplots(1, 2), ("digits-inner-dirichlet", "fashion-mnist-inner-dirichlet"), strict=True
+    ):
+        found = loaded(part)
+        for method, marker in zip(IN_PICTURE, "o^sDvPX*", strict=True):
+            runs = found.by_method()[method]
+            accuracy = 100 * np.array(
+                [[each.local_accuracy for each in run.rounds] for run in runs], dtype=float
+            )
+            sent = np.cumsum(
+                [[each.bytes_up + each.bytes_down for each in run.rounds] for run in runs], axis=1
+            )
+            x, y = sent.mean(axis=0) / found.config["clients"] / 1e6, accuracy.mean(axis=0)
+            axes.plot(x, y, label=method, marker=marker, markersize=4, linewidth=1.3, **styles[method])
+            if len(runs) > 1:
+                spread = accuracy.std(axis=0, ddof=1)
+                axes.fill_between(
+                    x, y - spread, y + spread, color=styles[method]["color"], alpha=0.12, linewidth=0
+                )
+        axes.set_xscale("log")
+        axes.set(xlabel="MB sent and received by a client", ylabel="local accuracy, %", ylim=(0, 100))
+        data = {"digits": "digits, MLP, 20 rounds", "fashion-mnist": "Fashion-MNIST, LeNet, 10 rounds"}
+        axes.set_title(data[found.config["dataset"]], fontsize=10)
+        axes.grid(alpha=0.25, which="both", linewidth=0.5)
+        axes.spines[["top", "right"]].set_visible(False)
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside right center", frameon=False, fontsize=9)
+    figure.suptitle(
+        "10 clients, inner-dirichlet:0.1; a marker is a round, mean ± standard deviation over 3 seeds",
+        fontsize=10,
+    )
+    figure.savefig(path, metadata={SOURCE: digest(), "Software": None})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""`make results`: pages show what was measured, and every result has a command that makes it."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from flwr_kd import registry
+from flwr_kd.results import RoundResult, RunResult
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+def program(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """Import a benchmark as it is when it is run: with its own folder on the path."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    return importlib.import_module(name)
+
+
+def test_pages_and_picture_show_what_was_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = program("report", monkeypatch)
+    monkeypatch.setattr("sys.argv", ["report.py", "--check"])
+    with pytest.raises(SystemExit) as ended:
+        report.main()
+    assert ended.value.code == 0, capsys.readouterr().out
+    names = {
+        name
+        for page in report.pages()
+        for name in re.findall(r"<!-- results: (\S+)", page.read_text("utf-8"))
+    }
+    assert names == set(report.TABLES)
+
+
+def test_a_page_that_is_old_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    report = program("report", monkeypatch)
+    text = "# A\n\n<!-- results: side-by-side -->\n\n| old |\n\n<!-- end -->\n\nmore\n"
+    filled = report.filled(text)
+    assert "| old |" not in filled
+    assert filled.endswith("\n\n<!-- end -->\n\nmore\n")
+    assert report.filled(filled) == filled
+    assert all(f"`{method}`" in filled for method in ("fedavg", "fedhkd", "ktpfl", "feddkc-skr"))
+
+
+def test_what_it_takes_to_reach_the_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    report = program("report", monkeypatch)
+
+    def run(seed: int, *accuracies: float) -> RunResult:
+        rounds = (
+            RoundResult(i, a, None, None, 10**6, 3 * 10**6, 2.0, 5, 0)
+            for i, a in enumerate(accuracies, start=1)
+        )
+        return RunResult("fedavg", seed, tuple(rounds))
+
+    assert report.to_target([run(0, 0.5, 0.9, 0.8), run(1, 0.85, 0.9, 0.9)]) == ("1.5", "6", "3")
+    assert report.to_target([run(0, 0.5, 0.9, 0.8), run(1, 0.1, 0.2, 0.3)]) == ("2.0 (1 of 2)", "8", "4")
+    assert report.to_target([run(0, 0.5)]) == ("–", "–", "–")
+
+
+def test_every_result_has_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    remake = program("remake", monkeypatch)
+    assert remake.missing() == []
+    assert [path.name for path in RESULTS.iterdir() if remake.family(path.name) is None] == []
+    assert remake.family("nobody.json") is None
+    for script in remake.SCRIPTS.values():
+        assert (ROOT / "benchmarks" / f"{script}.sh").exists()
+    for words in remake.PROGRAMS.values():
+        text = (ROOT / "benchmarks" / words[0]).read_text(encoding="utf-8")
+        assert all(f'"{word}"' in text for word in words[1:] if word.startswith("--"))
+
+
+def test_what_is_missing_is_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Results of a script's folders are put in their place, by the name of each."""
+    remake = program("remake", monkeypatch)
+    (tmp_path / "results").mkdir()
+    for name in (
+        *remake.PROGRAMS,
+        remake.SEARCH,
+        "feddkc-a.json",
+        "fedhead-a.json",
+        "fedhkd-digits-a.json",
+        "ktpfl-a.json",
+    ):
+        (tmp_path / "results" / name).write_text("{}")
+    (tmp_path / "results" / "slim.json").unlink()
+    called = []
+
+    def call(words: list[str]) -> None:
+        called.append(words[1:])
+        if words[0] == "bash":
+            for name in ("tail-10", "tail-100"):
+                (Path(words[2]) / name).mkdir(parents=True)
+                (Path(words[2]) / name / "result.json").write_text(json.dumps(name))
+
+    monkeypatch.setattr(remake, "ROOT", tmp_path)
+    monkeypatch.setattr(remake, "RESULTS", tmp_path / "results")
+    monkeypatch.setattr(remake, "call", call)
+    monkeypatch.setattr("sys.argv", ["remake.py"])
+    remake.main()
+    assert called == [
+        ["slim.py", "--out", str(tmp_path / "results" / "slim.json")],
+        ["fedhyb.sh", str(tmp_path / "runs" / "fedhyb")],
+    ]
+    made = {path.name: path.read_text() for path in (tmp_path / "results").glob("fedhyb-*.json")}
+    assert made == {"fedhyb-tail-10.json": '"tail-10"', "fedhyb-tail-100.json": '"tail-100"'}
+
+
+def test_the_side_by_side_methods_are_those_of_the_papers(monkeypatch: pytest.MonkeyPatch) -> None:
+    accuracy = program("accuracy", monkeypatch)
+    assert set(accuracy.METHODS) <= set(registry.methods())
+    # The rest are ablations and variants, on their methods' pages.
+    left_out = set(registry.methods()) - set(accuracy.METHODS)
+    assert left_out == {
+        "fedhkd-star",
+        "fedhyb-1",
+        "fedhyb-2",
+        "fedhyb-3",
+        "fedhyb-star",
+        "ktpfl-weights",
+        "sim-pfl",
+        "topk-pfl",
+    }
