@@ -29,7 +29,7 @@ SCRIPTS = {
 }
 """Shell scripts, by what their results' names begin with; each writes a folder of results."""
 PROGRAMS = {
-    "accuracy": ["accuracy.py"],
+    "accuracy": ["accuracy.py", "--out"],
     "bytes.json": ["bytes.py", "--out"],
     "distill.json": ["distill.py", "--out"],
     "ktpfl.json": ["ktpfl.py", "--out"],
@@ -54,8 +54,7 @@ def main() -> None:
     print("\n".join(f"to run: {name}" for name in wanted) or "every benchmark has a result")
     for name in () if options.list else wanted:
         if name in PROGRAMS:
-            program, *words = PROGRAMS[name]
-            call([sys.executable, program, *words, *([str(RESULTS / name)] if words else [])])
+            call([sys.executable, *PROGRAMS[name], str(RESULTS / name)])
         elif name == SEARCH:
             folder = ROOT / "runs" / "fedhyb-search"
             call(["bash", "fedhyb_search.sh", str(folder)])
