@@ -54,6 +54,8 @@ DTYPES = (
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
     *("float16", "float32", "float64"),
 )
+_POSITIONS = 2**31
+_ONES = np.array([bin(byte).count("1") for byte in range(256)], dtype=np.uint8)
 _SAFETENSORS_DTYPES = {
     **{"BOOL": "bool", "F16": "float16", "F32": "float32", "F64": "float64"},
     **{f"I{bits}": f"int{bits}" for bits in (8, 16, 32, 64)},
@@ -81,22 +83,31 @@ class ArraySpec:
     shape : tuple of str
         One entry per axis: a number, or a letter that must mean the same size in all fields of the message.
         A last entry ``"..."`` admits any further axes.
+    positions : bool
+        Whether the values are positions, ``[K]``, ascending from 0, each once. They travel as a bit for each place
+        up to the last, an eighth of a byte where the array itself has eight bytes for each value.
     """
 
     dtype: str
     shape: tuple[str, ...]
+    positions: bool = False
 
     def describe(self, dims: Mapping[str, int]) -> str:
         """Return the shape for an error message, with the sizes that are known."""
         return "[" + ", ".join(f"{d}={dims[d]}" if d in dims else d for d in self.shape) + "]"
 
 
-def array(dtype: str, shape: str) -> Any:
-    """Declare an array field of a :class:`Payload`, for example ``array("float32", "N C")``."""
+def array(dtype: str, shape: str, *, positions: bool = False) -> Any:
+    """Declare an array field of a :class:`Payload`, for example ``array("float32", "N C")``.
+
+    For ``positions`` see :class:`ArraySpec`.
+    """
     axes = tuple(shape.split())
+    if positions and (dtype != "int64" or len(axes) != 1):
+        raise TypeError(f"positions must be int64 with one axis, got {dtype!r} and {shape!r}")
     if dtype != "*" and not set(dtype.split("|")) <= set(DTYPES):
         raise TypeError(f"dtype must be '*' or one of {', '.join(DTYPES)}, got {dtype!r}")
-    return dataclasses.field(metadata={"array": ArraySpec(dtype, axes)})
+    return dataclasses.field(metadata={"array": ArraySpec(dtype, axes, positions)})
 
 
 class Payload:
@@ -153,8 +164,10 @@ class Payload:
             If the message is larger; the text names the size, the largest field and what would help.
         """
         arrays = {
-            n: np.ascontiguousarray(getattr(self, n)).reshape(np.shape(getattr(self, n)))
-            for n in _specs(self)
+            n: _bits(getattr(self, n))
+            if spec.positions
+            else np.ascontiguousarray(getattr(self, n)).reshape(np.shape(getattr(self, n)))
+            for n, spec in _specs(type(self)).items()
         }
         size = sum(value.nbytes for value in arrays.values())
         if max_bytes is not None and size > max_bytes:
@@ -248,6 +261,9 @@ class Payload:
                 raise PayloadError(
                     f"{cls.schema}: field {name[:80]!r} has an impossible shape ({error})"
                 ) from None
+        for name, spec in _specs(cls).items():
+            if spec.positions and name in values:
+                values[name] = _of_bits(cls.schema, name, values[name], _size_of(spec.shape[0], cls, values))
         try:
             scalars = json.loads(metadata.get("scalars", "{}"))
         except (ValueError, RecursionError):
@@ -268,7 +284,7 @@ class Payload:
 
     def _validate(self, dims: Mapping[str, int]) -> None:
         sizes = dict(dims)
-        for name, spec in _specs(self).items():
+        for name, spec in _specs(type(self)).items():
             _check_array(self.schema, name, getattr(self, name), spec, sizes)
         for name, kind in _scalars(type(self)).items():
             value = getattr(self, name)
@@ -289,8 +305,8 @@ class Payload:
         self.check()
 
 
-def _specs(payload: Payload) -> dict[str, ArraySpec]:
-    fields = dataclasses.fields(payload)  # type: ignore[arg-type]
+def _specs(cls: type[Payload]) -> dict[str, ArraySpec]:
+    fields = dataclasses.fields(cls)  # type: ignore[arg-type]
     return {item.name: item.metadata["array"] for item in fields if "array" in item.metadata}
 
 
@@ -327,6 +343,46 @@ def _check_array(schema: str, name: str, value: Any, spec: ArraySpec, sizes: dic
         raise PayloadError(f"{where} has shape {list(shape)}, expected {spec.describe(sizes)}")
     if value.dtype.kind == "f" and not np.isfinite(value).all():
         raise PayloadError(f"{where} has {int((~np.isfinite(value)).sum())} values that are not finite")
+    if spec.positions and len(value):
+        if not (value[0] >= 0 and (value[1:] > value[:-1]).all()):
+            raise PayloadError(f"{where} must ascend from 0, each position once")
+        if value[-1] >= _POSITIONS:
+            raise PayloadError(f"{where} must be below 2^31, got {value[-1]}")
+
+
+def _bits(positions: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
+    """Return a bit for each place up to the last position, the first in the lowest bit."""
+    places = np.zeros(int(positions[-1]) + 1 if len(positions) else 0, dtype=bool)
+    places[positions] = True
+    return np.packbits(places, bitorder="little")
+
+
+def _of_bits(schema: str, name: str, bits: npt.NDArray[Any], count: int | None) -> npt.NDArray[np.int64]:
+    """Return the positions that :func:`_bits` packed; ``count`` is how many there must be, where that is known.
+
+    Raises
+    ------
+    PayloadError
+        If there are others. Before they are unpacked: a byte of bits may become 64 of positions.
+    """
+    where = f"{schema}: field {name!r}"
+    if bits.dtype != np.uint8 or bits.ndim != 1:
+        raise PayloadError(
+            f"{where} came as {bits.dtype.name} {list(bits.shape)}, expected bits, uint8 [bytes]"
+        )
+    found = int(_ONES[bits].sum())
+    if count is not None and found != count:
+        raise PayloadError(f"{where} has {found} positions, expected {count}")
+    return np.flatnonzero(np.unpackbits(bits, bitorder="little")).astype(np.int64)
+
+
+def _size_of(axis: str, cls: type[Payload], values: Mapping[str, Any]) -> int | None:
+    """Return the size of an axis in the other arrays of a message; None if no other has it."""
+    for name, spec in _specs(cls).items():
+        if not spec.positions and axis in spec.shape and name in values:
+            place, shape = spec.shape.index(axis), values[name].shape
+            return shape[place] if place < len(shape) else None
+    return None
 
 
 def magnitude(values: npt.NDArray[Any]) -> float:

@@ -82,7 +82,7 @@ class PublicKnowledgeConfig(MethodConfig):
 
 
 @dataclass(frozen=True, eq=False)
-class PublicRows(Payload, schema="public.rows", version=1, hint="a smaller public-samples"):
+class PublicRows(Payload, schema="public.rows", version=2, hint="a smaller public-samples"):
     """What a client is to predict: positions in the public data that it has itself.
 
     Attributes
@@ -93,7 +93,7 @@ class PublicRows(Payload, schema="public.rows", version=1, hint="a smaller publi
         Of the public data, see :func:`digest_of`.
     """
 
-    rows: npt.NDArray[np.int64] = array("int64", "K")
+    rows: npt.NDArray[np.int64] = array("int64", "K", positions=True)
     digest: str = ""
 
 
@@ -116,12 +116,14 @@ class SoftPredictions(Payload, schema="public.soft-predictions", version=1, hint
 
 
 @dataclass(frozen=True, eq=False)
-class PublicRowsTargets(Payload, schema="public.rows-targets", version=1, hint=_HINT):
-    """What a client is to learn, with positions: :class:`PublicRows` and a target ``[K, C]`` for each."""
+class PublicRowsTargets(Payload, schema="public.rows-targets", version=2, hint=_HINT):
+    """What a client is to learn: the positions of :class:`PublicRows` again, and a target ``[K, C]`` for each.
 
-    rows: npt.NDArray[np.int64] = array("int64", "K")
+    Without a digest: the client has compared it in the round's first phase.
+    """
+
+    rows: npt.NDArray[np.int64] = array("int64", "K", positions=True)
     targets: NDArray = array("float32|float16|uint8", "K C")
-    digest: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -327,11 +329,12 @@ class PublicKnowledgeStrategy(KDStrategy):
             payload = (PublicRows if "rows" in self._round else PublicSamples)(**self._round)
             return [Outgoing(node, payload=payload) for node in nodes]
         kind = PublicRowsTargets if "rows" in self._round else PublicSamplesTargets
+        shared = {name: value for name, value in self._round.items() if name != "digest"}
         return [
             Outgoing(
                 node,
                 payload=kind(
-                    **self._round, targets=pack_predictions(self._targets[node.key], self.public.precision)
+                    **shared, targets=pack_predictions(self._targets[node.key], self.public.precision)
                 ),
             )
             for node in nodes
@@ -546,14 +549,14 @@ class PublicKnowledgeClient(KDClient):
             return samples, torch.arange(len(samples)), message
         if self.public_batches is None:
             raise PayloadError("the server names public samples, but this client has no public_set")
-        if message.digest != self._digest():
+        if isinstance(message, PublicRows) and message.digest != self._digest():
             raise PayloadError(
                 f"this client's public data is another: digest {self._digest()[:12]}, the server's is "
                 f"{message.digest[:12]}"
             )
         rows, last = torch.from_numpy(message.rows.copy()), len(self.public_batches) - 1
-        if len(rows) and not (bool((rows.diff() > 0).all()) and 0 <= int(rows[0]) <= int(rows[-1]) <= last):
-            raise PayloadError(f"rows must ascend within 0..{last}")
+        if len(rows) and int(rows[-1]) > last:
+            raise PayloadError(f"rows must be within 0..{last}, got {int(rows[-1])}")
         return self.public_batches, rows, message
 
     def _digest(self) -> str:

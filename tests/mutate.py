@@ -13,6 +13,7 @@ import random
 import struct
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -128,7 +129,22 @@ def encode(
         "version": str(kind.version) if version is None else version,
         "scalars": json.dumps(dict(scalars)),
     }
-    return save({name: np.ascontiguousarray(value) for name, value in arrays.items()}, metadata=metadata)
+    packed = {name: np.ascontiguousarray(value) for name, value in arrays.items()}
+    for item in fields(kind):
+        spec, value = item.metadata.get("array"), packed.get(item.name)
+        # What are no positions cannot be sent as such: it goes as it is.
+        if spec is not None and spec.positions and value is not None and _are_positions(value):
+            places = np.zeros(int(value[-1]) + 1 if len(value) else 0, dtype=bool)
+            places[value] = True
+            packed[item.name] = np.packbits(places, bitorder="little")
+    return save(packed, metadata=metadata)
+
+
+def _are_positions(value: NDArray) -> bool:
+    if value.dtype != np.int64 or value.ndim != 1:
+        return False
+    listed = value.tolist()
+    return listed == sorted(set(listed)) and all(0 <= each < 10**6 for each in listed)
 
 
 def safetensors_file(header: str, body: bytes = b"", length: int | None = None) -> bytes:

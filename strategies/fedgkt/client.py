@@ -14,7 +14,7 @@ from flwr_kd.distillation import soft_targets
 from flwr_kd.models import SplitModel, as_feature_model
 
 from .config import FedGKTConfig
-from .functional import in_sample_order, transfer_loss
+from .functional import transfer_loss
 from .messages import ClientFeatures, ServerLogits, pack_features
 
 
@@ -98,7 +98,7 @@ class FedGKTClient(KDClient):
         count, config = len(self.train_batches), cast(FedGKTConfig, task.config)
         message = task.read(ServerLogits, N=count, C=self.num_classes)
         if message is not None:
-            logits = torch.from_numpy(in_sample_order(message.logits, message.index))
+            logits = torch.from_numpy(message.logits.copy())
         elif task.server_round == 1 and config.initial_logits == "zero":
             logits = torch.zeros(count, self.num_classes)
         else:

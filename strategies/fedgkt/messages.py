@@ -55,23 +55,16 @@ class ClientFeatures(
 
 
 @dataclass(frozen=True, eq=False)
-class ServerLogits(Payload, schema="fedgkt.server-logits", version=1, hint="fewer samples or classes"):
+class ServerLogits(Payload, schema="fedgkt.server-logits", version=2, hint="fewer samples or classes"):
     """What a client is sent: the server's logits for its own training samples.
 
     Attributes
     ----------
-    index : ndarray
-        ``[N]``, as in :class:`ClientFeatures`.
     logits : ndarray
-        ``[N, C]``.
+        ``[N, C]``, row i of sample i.
     """
 
-    index: npt.NDArray[np.int64] = array("int64", "N")
     logits: npt.NDArray[np.float32] = array("float32", "N C")
-
-    def check(self) -> None:
-        """Refuse samples that are missing or given twice."""
-        check_index(self.index, f"{self.schema}: field 'index'")
 
 
 def pack_features(features: npt.NDArray[np.float32], dtype: str) -> npt.NDArray[Any]:

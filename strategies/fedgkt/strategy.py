@@ -128,8 +128,7 @@ class FedGKT(KDStrategy):
             if logits is None or logits.shape != (node.num_examples, node.num_classes):
                 outgoing.append(Outgoing(node))
                 continue
-            index = np.arange(len(logits), dtype=np.int64)
-            outgoing.append(Outgoing(node, payload=ServerLogits(index=index, logits=logits)))
+            outgoing.append(Outgoing(node, payload=ServerLogits(logits)))
         return outgoing
 
     def payload_dims(self, phase: str, node: Node) -> Mapping[str, int]:

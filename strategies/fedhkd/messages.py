@@ -11,7 +11,7 @@ from ..fedproto.messages import check_classes
 
 
 @dataclass(frozen=True, eq=False)
-class HyperKnowledge(Payload, schema="fedhkd.hyper-knowledge", version=1, hint="a smaller feature size D"):
+class HyperKnowledge(Payload, schema="fedhkd.hyper-knowledge", version=2, hint="a smaller feature size D"):
     """Hyper-knowledge, both ways; only of the classes that have some.
 
     Attributes
@@ -26,7 +26,7 @@ class HyperKnowledge(Payload, schema="fedhkd.hyper-knowledge", version=1, hint="
         ``[K]``, samples behind each row, at least 1.
     """
 
-    classes: npt.NDArray[np.int64] = array("int64", "K")
+    classes: npt.NDArray[np.int64] = array("int64", "K", positions=True)
     representations: npt.NDArray[np.float32] = array("float32", "K D")
     predictions: npt.NDArray[np.float32] = array("float32", "K C")
     counts: npt.NDArray[np.int64] = array("int64", "K")

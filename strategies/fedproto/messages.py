@@ -12,7 +12,7 @@ LARGEST_COUNT = 2**40
 
 
 @dataclass(frozen=True, eq=False)
-class Prototypes(Payload, schema="fedproto.prototypes", version=1, hint="a smaller feature size D"):
+class Prototypes(Payload, schema="fedproto.prototypes", version=2, hint="a smaller feature size D"):
     """Class prototypes, both ways; only of the classes that have one.
 
     Attributes
@@ -27,7 +27,7 @@ class Prototypes(Payload, schema="fedproto.prototypes", version=1, hint="a small
         C.
     """
 
-    classes: npt.NDArray[np.int64] = array("int64", "K")
+    classes: npt.NDArray[np.int64] = array("int64", "K", positions=True)
     prototypes: npt.NDArray[np.float32] = array("float32", "K D")
     counts: npt.NDArray[np.int64] = array("int64", "K")
     num_classes: int = 0

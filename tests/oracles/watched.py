@@ -69,10 +69,18 @@ class Passed(NamedTuple):
     """The client's model afterwards."""
 
     def sent(self) -> Arrays:
-        return load(self.down or b"")
+        return with_positions(load(self.down or b""))
 
     def came(self) -> Arrays:
-        return load(self.up or b"")
+        return with_positions(load(self.up or b""))
+
+
+def with_positions(arrays: Arrays) -> Arrays:
+    """Positions travel as bits, the first in the lowest."""
+    for name in {"rows", "classes"} & set(arrays):
+        bits = [byte >> place & 1 for byte in arrays[name].tolist() for place in range(8)]
+        arrays[name] = np.array([place for place, bit in enumerate(bits) if bit], dtype=np.int64)
+    return arrays
 
 
 class Watched(InlineGrid):

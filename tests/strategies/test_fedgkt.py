@@ -160,12 +160,10 @@ def test_the_loss_is_equation_1() -> None:
 def test_an_index_with_gaps_or_duplicates_is_refused(index: list[int], message: str) -> None:
     with pytest.raises(PayloadError, match=message):
         check_index(np.array(index))
-    for kind in (ServerLogits, features):
-        rows = {"logits": np.zeros((3, CLASSES), np.float32), "index": np.array(index)}
-        if kind is features:
-            rows |= {"features": np.zeros((3, FEATURES), np.float32), "labels": np.zeros(3, np.int64)}
-        with pytest.raises(PayloadError, match=f"field 'index' must .*{message}"):
-            kind(**rows)
+    rows = {"logits": np.zeros((3, CLASSES), np.float32), "index": np.array(index)}
+    rows |= {"features": np.zeros((3, FEATURES), np.float32), "labels": np.zeros(3, np.int64)}
+    with pytest.raises(PayloadError, match=f"field 'index' must .*{message}"):
+        features(**rows)
 
 
 def test_an_empty_index_is_none_of_no_samples() -> None:
@@ -292,8 +290,8 @@ def test_the_first_round_may_start_without_logits() -> None:
 
 
 def test_logits_of_another_number_of_samples_are_refused_by_the_client() -> None:
-    sent = ServerLogits(index=np.arange(7), logits=np.zeros((7, CLASSES), np.float32)).to_bytes()
-    with pytest.raises(PayloadError, match=r"'index' has shape \[7\], expected \[N=20\]"):
+    sent = ServerLogits(np.zeros((7, CLASSES), np.float32)).to_bytes()
+    with pytest.raises(PayloadError, match=r"'logits' has shape \[7, \d+\], expected \[N=20, C=\d+\]"):
         lone_client()._teacher(task(FedGKTConfig(), 2, sent))
 
 
