@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import bytes as bytes_program
 import numpy as np
 from accuracy import PARTS, TARGET
 from PIL import Image
@@ -212,6 +213,11 @@ def shares() -> str:
     return markdown(("setting", "method", *parts), rows)
 
 
+def sizes() -> str:
+    """Bytes of each method beside its paper's formula."""
+    return markdown(bytes_program.HEADER, bytes_program.rows_for_page(document("bytes")))
+
+
 def scale() -> str:
     rows = [
         [
@@ -263,6 +269,7 @@ TABLES: dict[str, Callable[..., str]] = {
     "methods": of_methods,
     "overhead": overhead,
     "shares": shares,
+    "sizes": sizes,
     "scale": scale,
     "growth": growth,
     "made-with": made_with,

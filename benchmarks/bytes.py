@@ -1,0 +1,846 @@
+"""How many bytes each method sends per client and round, beside what its paper's formula gives.
+
+The formula is the number of values that the paper says are sent, times the bytes of their dtype. What else is sent
+(sample numbers, counts, BatchNorm's statistics) has a column of its own; what is left after that are headers.
+Positions of public samples and classes travel as bits, one for each place up to the last that is meant: the column
+has a bit for each public sample and class that there is, which is the most.
+"Counted" are arrays and payloads, as in a result's ``bytes_up`` and ``bytes_down``. "On the wire" is the whole
+message as Flower serialises it, in one piece: with its configuration, and the names of records and arrays. A
+SuperLink moves the same as objects, equal ones once; the table of models has their size.
+
+Each client builds its first model itself, from a seed: KT-pFL's algorithms distribute it once. FedGKT and FedDKC
+run without the test features that a simulation asks for, to measure the server's model.
+
+Usage: python benchmarks/bytes.py [--quick] [--out FILE]     (quarter of an hour on one core; quick: half a minute)
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import math
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.common.serde import message_to_proto, recorddict_to_proto
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from flwr_kd import registry, simulation, wire
+from flwr_kd.config import MethodConfig
+from flwr_kd.inline import InlineGrid
+from flwr_kd.models import build_model
+from flwr_kd.registry import Method
+from flwr_kd.results import versions
+from flwr_kd.simulation import Experiment
+from flwr_kd.strategy import RoundStats
+
+ROUNDS, SHOWN = 3, 2
+"""Round 2 is shown: not the first, in which some send less, nor the last, after which pFedDF fine-tunes."""
+LARGE, ALLOWED = 10_000, 0.02
+"""Above so many bytes, a payload or a model may be so much larger than the paper's formula."""
+Values = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What an experiment has, and hyper-parameters of those methods that have them."""
+
+    experiment: Values
+    hyperparameters: Values = field(default_factory=dict)
+    methods: tuple[str, ...] = ()
+    """Which are measured; all where there are none."""
+
+
+BRIEF = {
+    "digits": Setting(
+        {"dataset": "digits", "clients": 2, "partition": "inner-dirichlet:0.5", "feature_dim": 512},
+        {"sectors": 1, "threshold": 0.1},
+    )
+}
+FULL = {
+    "digits": Setting({"dataset": "digits", "clients": 4}),
+    # ν = 0: all classes are shared, which makes FedHKD's largest message.
+    "fashion-mnist": Setting(
+        {
+            "dataset": "fashion-mnist",
+            "clients": 4,
+            "model": "cnn",
+            "partition": "iid",
+            "limit": 2000,
+            "public_limit": 4000,
+        },
+        {"threshold": 0.0},
+    ),
+    # Class knowledge beside which its header is small: as many features as a ResNet50 has.
+    "digits-wide": Setting(
+        {"dataset": "digits", "clients": 4, "partition": "iid", "feature_dim": 2048},
+        {"threshold": 0.0},
+        ("fedhkd", "fedhkd-star", "fedproto"),
+    ),
+}
+PAGE = "fashion-mnist"
+"""The setting that the page shows."""
+SHORT: dict[str, Any] = {
+    "local_epochs": 1,
+    "server_epochs": 1,
+    "sector_epochs": 1,
+    "finetune_epochs": 1,
+    "generator_steps": 1,
+    "synthetic_samples": 16,
+    "send_test_features": False,
+}
+"""What makes runs short, or is a simulation's alone; the size of no other message depends on it."""
+MODELS = ("mlp", "lenet", "cnn", "resnet2", "resnet12", "resnet8", "resnet32", "shufflenet", "resnet18")
+LETTERS = {
+    "W": "parameters of the model",
+    "C": "classes",
+    "D": "numbers of one sample's features",
+    "N": "the client's training samples",
+    "K": "classes that have knowledge: up the client's, down those of all",
+    "P": "public samples of the round",
+    "A": "public samples that there are",
+    "S": "clients of a sector",
+    "B": "numbers of BatchNorm's statistics",
+    "L": "BatchNorm layers, each with a counter",
+}
+Sizes = Mapping[str, int]
+"""By the letters."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="digits only, in one setting")
+    parser.add_argument("--out", type=Path, help="write the numbers as JSON")
+    options = parser.parse_args()
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    found = measure(quick=options.quick)
+    # As wide as the tables need where nobody watches.
+    console = Console(width=None if sys.stdout.isatty() else 150)
+    show(found, console)
+    if options.out:
+        options.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+def measure(*, quick: bool = False) -> dict[str, Any]:
+    """Run every method in every setting; return what the JSON holds."""
+    settings = BRIEF if quick else FULL
+    runs = []
+    for name, setting in settings.items():
+        for method in registry.methods().values():
+            if not setting.methods or method.name in setting.methods:
+                print(f"{name}: {method.name}", file=sys.stderr, flush=True)
+                runs.append({"setting": name, **run(method, *of_setting(method, setting))})
+    return {
+        "versions": versions(),
+        "config": {
+            "quick": quick,
+            "rounds": ROUNDS,
+            "shown": SHOWN,
+            "settings": {name: asdict(setting) for name, setting in settings.items()},
+            "short": SHORT,
+        },
+        "letters": LETTERS,
+        "runs": runs,
+        "models": [model_row(name) for name in MODELS],
+    }
+
+
+# ---------------------------------------------------------------------- the papers' formulas
+
+
+@dataclass(frozen=True)
+class Term:
+    """A number of values, as a product of letters, and their dtype; or of bits, in whole bytes.
+
+    >>> Term("N·D", "float32").text, Term("N·D", "float32").nbytes({"N": 10, "D": 3})
+    ('4·N·D', 120)
+    >>> Term("N", "bits").text, Term("N", "bits").nbytes({"N": 17})
+    ('⌈N/8⌉', 3)
+    """
+
+    letters: str
+    dtype: str = "float32"
+
+    @property
+    def text(self) -> str:
+        if self.dtype == "bits":
+            return f"⌈{self.letters}/8⌉"
+        return "·".join([str(np.dtype(self.dtype).itemsize), *filter(None, [self.letters])])
+
+    def nbytes(self, sizes: Sizes) -> int:
+        letters = self.letters.split("·") if self.letters else []
+        count = math.prod(sizes[letter] for letter in letters)
+        return -(-count // 8) if self.dtype == "bits" else np.dtype(self.dtype).itemsize * count
+
+
+@dataclass(frozen=True)
+class Sent:
+    """One part of a message: what the paper sends in it, and what we send beside that.
+
+    ``part`` is ``weights`` (arrays) or ``knowledge`` (the payload). ``when`` is ``all``, ``later`` (from round 2)
+    or ``last``. ``source`` is where the paper says so.
+    """
+
+    phase: str
+    direction: str
+    part: str
+    terms: tuple[Term, ...]
+    source: str
+    beside: tuple[tuple[str, Term], ...] = ()
+    when: str = "all"
+
+    @property
+    def text(self) -> str:
+        return " + ".join(term.text for term in self.terms) or "–"
+
+    def paper(self, sizes: Sizes) -> int:
+        """Return the bytes of the paper's formula."""
+        return sum(term.nbytes(sizes) for term in self.terms)
+
+    def others(self, sizes: Sizes) -> dict[str, int]:
+        """Return by name the bytes that are sent beside that, where there are any."""
+        found: dict[str, int] = {}
+        for name, term in self.beside:
+            found[name] = found.get(name, 0) + term.nbytes(sizes)
+        return {name: nbytes for name, nbytes in found.items() if nbytes}
+
+    def in_round(self, number: int, rounds: int) -> bool:
+        """Say whether it is sent in a round."""
+        return {"all": True, "later": number > 1, "last": number == rounds}[self.when]
+
+
+def weights(phase: str, direction: str, source: str, *, copies: str = "", when: str = "all") -> Sent:
+    """Return one model, or with ``copies`` one more than that letter says."""
+    times = [""] if not copies else [f"{copies}·", ""]
+    beside = [
+        (name, Term(f"{each}{letter}", dtype))
+        for each in times
+        for name, letter, dtype in (
+            ("BatchNorm statistics", "B", "float32"),
+            ("BatchNorm counters", "L", "int64"),
+        )
+    ]
+    terms = tuple(Term(f"{each}W") for each in times)
+    return Sent(phase, direction, "weights", terms, source, tuple(beside), when)
+
+
+PER_CLASS = (("classes", Term("C", "bits")), ("counts", Term("K", "int64")))
+"""Beside class knowledge: which classes there are, and of how many samples."""
+
+
+def averaging(source: str) -> tuple[Sent, ...]:
+    """Return FedAvg's: the model down, the model up. W values each."""
+    return weights("train", "down", source), weights("train", "up", source)
+
+
+def fedavg() -> tuple[Sent, ...]:
+    return averaging("McMahan et al. 2017, algorithm 1")
+
+
+def fedprox() -> tuple[Sent, ...]:
+    return averaging("Li et al. 2020, algorithm 2")
+
+
+def feddf() -> tuple[Sent, ...]:
+    return averaging("Lin et al. 2020, algorithm 1: soft labels are made at the server")
+
+
+def pfeddf() -> tuple[Sent, ...]:
+    """FedDF's, W of the client's own group; in the end each client fine-tunes the prototype of the last round."""
+    source = "Lin et al. 2020, for models of several kinds: each client its group's"
+    tune = weights(
+        "finetune", "down", "KT-pFL's paper, footnote 3: the prototypes of the last round", when="last"
+    )
+    return *averaging(source), tune
+
+
+def fedhyb() -> tuple[Sent, ...]:
+    return averaging("FedHyb, algorithm 1, steps 6 and 8: predictions and features are made at the server")
+
+
+def fedproto() -> tuple[Sent, ...]:
+    """A mean feature vector per class, up and down: K·D values."""
+    source = "Tan et al. 2022, algorithm 1; FedHKD's section 3.2: means of representations only"
+    return (
+        Sent("train", "down", "knowledge", (Term("K·D"),), source, PER_CLASS, when="later"),
+        Sent("train", "up", "knowledge", (Term("K·D"),), source, PER_CLASS),
+    )
+
+
+def fedgkt() -> tuple[Sent, ...]:
+    """Features, logits and labels of each sample up: N·D + N·C + N values; logits down: N·C."""
+    numbers = (("sample numbers", Term("N", "int64")),)
+    up = (Term("N·D"), Term("N·C"), Term("N", "int64"))
+    source = "FedDKC, algorithm 1, step {}; section 2.1, after FedGKT"
+    return (
+        Sent("train", "down", "knowledge", (Term("N·C"),), source.format("1.7"), when="later"),
+        Sent("train", "up", "knowledge", up, source.format("1.3"), numbers),
+    )
+
+
+def fedhkd() -> tuple[Sent, ...]:
+    """The model, and per class a mean representation and a mean soft prediction: W + K·D + K·C values each way."""
+    terms = (Term("K·D"), Term("K·C"))
+    down, up = (f"FedHKD, algorithm 1, step {step}" for step in ("5", "20"))
+    return (
+        weights("train", "down", down),
+        Sent("train", "down", "knowledge", terms, f"{down}; equation 9", PER_CLASS, when="later"),
+        weights("train", "up", up),
+        Sent("train", "up", "knowledge", terms, f"{up}; equation 4", PER_CLASS),
+    )
+
+
+def fedhead() -> tuple[Sent, ...]:
+    """The model down and up; a leader is sent z, S models and S weights, and sends the distilled model.
+
+    In the paper clients send their models to the leader themselves; here they pass the server. The leader's own is
+    among the S. The mean of a sector (step 11, W values up from each leader) is made at the server, and not sent.
+    """
+    return (
+        weights("train", "down", "FedHEAD, algorithm 1, steps 21 and 23"),
+        weights("train", "up", "FedHEAD, algorithm 1, step 8"),
+        weights("distill", "down", "FedHEAD, algorithm 1, steps 8 and 14", copies="S"),
+        Sent("distill", "down", "knowledge", (Term("S", "float64"),), "FedHEAD, algorithm 1, step 5"),
+        weights("distill", "up", "FedHEAD, algorithm 1, step 18"),
+    )
+
+
+def public(down: str, up: str) -> tuple[Sent, ...]:
+    """Return soft predictions of public samples up, and targets for them down: P·C values each way."""
+    which = (("positions", Term("A", "bits")),)
+    digest = (("digest of the public data", Term("", "S64")),)
+    samples = "the paper does not say how a client knows the round's public samples"
+    return (
+        Sent("train", "down", "knowledge", (), samples, which + digest),
+        Sent("train", "up", "knowledge", (Term("P·C"),), up),
+        Sent("distill", "down", "knowledge", (Term("P·C"),), down, which),
+    )
+
+
+def fedmd() -> tuple[Sent, ...]:
+    return public("Li and Wang 2019, algorithm 1: Distribute", "Li and Wang 2019, algorithm 1: Communicate")
+
+
+def ktpfl() -> tuple[Sent, ...]:
+    """As in figure 1. Algorithm 1 also distributes the matrix; by its text only the server needs it.
+
+    Figure 5 counts public data that is at the server, and sent: that is ``public-data=server``, not measured here.
+    """
+    return public("KT-pFL, figure 1, step 5; equation 2", "KT-pFL, figure 1, step 3")
+
+
+def ktpfl_weights() -> tuple[Sent, ...]:
+    """The model up, the personal global model down: W values each."""
+    up = weights("train", "up", "KT-pFL, appendix C: after uploading local model parameters")
+    return up, weights("distill", "down", "KT-pFL, appendix C, equation 10")
+
+
+FORMULAS: dict[str, Callable[[], tuple[Sent, ...]]] = {
+    "fedavg": fedavg,
+    "feddf": feddf,
+    "feddkc-kkr": fedgkt,
+    "feddkc-skr": fedgkt,
+    "fedgkt": fedgkt,
+    "fedhead": fedhead,
+    "fedhead-plus": fedhead,
+    "fedhkd": fedhkd,
+    "fedhkd-star": fedhkd,
+    "fedhyb": fedhyb,
+    "fedhyb-1": fedhyb,
+    "fedhyb-2": fedhyb,
+    "fedhyb-3": fedhyb,
+    "fedhyb-star": fedhyb,
+    "fedmd": fedmd,
+    "fedproto": fedproto,
+    "fedprox": fedprox,
+    "ktpfl": ktpfl,
+    "ktpfl-weights": ktpfl_weights,
+    "pfeddf": pfeddf,
+    "sim-pfl": ktpfl,
+    "topk-pfl": ktpfl,
+}
+"""By method."""
+
+
+# ---------------------------------------------------------------------- runs
+
+
+@dataclass(frozen=True)
+class Note:
+    """The size of one message; ``phase`` is ``handshake`` before the rounds, which are from 1."""
+
+    round: int
+    phase: str
+    direction: str
+    client: int
+    parts: Mapping[str, int] = field(default_factory=dict)
+    wire: int = 0
+
+    @property
+    def counted(self) -> int:
+        return sum(self.parts.values())
+
+
+@contextmanager
+def measuring() -> Iterator[list[Note]]:
+    """Let simulations note the size of each message on its way."""
+    notes: list[Note] = []
+
+    class MeasuringGrid(InlineGrid):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self.phases: dict[str, str] = {}
+
+        def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+            sent = list(messages)
+            ids = list(super().push_messages(sent))
+            for message_id, message in zip(ids, sent, strict=True):
+                config = message.content.config_records.get("fitins.config", {})
+                self.phases[message_id] = str(config.get(wire.PHASE, "handshake"))
+                self.note(message, self.phases[message_id], "down", message.metadata.dst_node_id)
+            return ids
+
+        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+            found = list(super().pull_messages(message_ids))
+            for message in found:
+                if message.has_error():
+                    raise RuntimeError(f"a client failed: {message.error.reason}")
+                phase = self.phases[message.metadata.reply_to_message_id]
+                self.note(message, phase, "up", message.metadata.src_node_id)
+            return found
+
+        def note(self, message: Message, phase: str, direction: str, node_id: int) -> None:
+            content = message.content
+            weights = sum(len(a.data) for record in content.array_records.values() for a in record.values())
+            parts = {"weights": weights, "knowledge": wire.nbytes(content) - weights}
+            notes.append(
+                Note(
+                    round=int(message.metadata.group_id or 0),
+                    phase=phase,
+                    direction=direction,
+                    client=int(self.contexts[node_id].node_config["partition-id"]),
+                    parts={name: nbytes for name, nbytes in parts.items() if nbytes},
+                    wire=message_to_proto(message).ByteSize(),
+                )
+            )
+
+    with mock.patch.object(simulation, "InlineGrid", MeasuringGrid):
+        yield notes
+
+
+def of_setting(method: Method, setting: Setting) -> tuple[Experiment, MethodConfig]:
+    """Return a method's experiment and hyper-parameters in a setting."""
+    values = dict(setting.experiment)
+    if method.model != "mlp":
+        # Models that are split elsewhere, and whose features are maps: the method's own.
+        values |= {"model": None, "feature_dim": None}
+    experiment = Experiment(rounds=ROUNDS, backend="inline", workers=1, device="cpu", **values)
+    there = {each.name for each in fields(method.config_class)}
+    given = {name: value for name, value in {**SHORT, **setting.hyperparameters}.items() if name in there}
+    texts = [f"{name.replace('_', '-')}={str(value).lower()}" for name, value in given.items()]
+    return experiment.of(method), method.config(texts)
+
+
+def run(method: Method, experiment: Experiment, config: MethodConfig) -> dict[str, Any]:
+    """Run one method; return the sizes per client and round, and of each kind of message.
+
+    Raises
+    ------
+    LookupError
+        If the method has no formula, or sends something that the formula does not know, or the other way round.
+    ValueError
+        If less is sent than the formula says.
+    RuntimeError
+        If a client fails, or the strategy counts other bytes than were sent.
+    """
+    if method.name not in FORMULAS:
+        raise LookupError(f"{method.name} has no formula")
+    sent = FORMULAS[method.name]()
+    rounds: list[RoundStats] = []
+    with measuring() as notes:
+        simulation.run(method, experiment, config, on_round=rounds.append)
+    sizes = {
+        (client, way): sizes_of(method, experiment, config, client, way)
+        for client in range(experiment.clients)
+        for way in ("down", "up")
+    }
+    last = experiment.rounds
+    for stats in rounds:
+        here = [note for note in notes if note.round == stats.server_round]
+        ways = {way: sum(n.counted for n in here if n.direction == way) for way in ("down", "up")}
+        if ways != {"down": stats.bytes_down, "up": stats.bytes_up} or stats.failures:
+            raise RuntimeError(f"{method.name}: sent {ways}, counted {stats}")
+        came = {(n.phase, n.direction, part) for n in here for part in n.parts}
+        expected = {(s.phase, s.direction, s.part) for s in sent if s.in_round(stats.server_round, last)}
+        if came != expected:
+            raise LookupError(
+                f"{method.name}, round {stats.server_round}: the formula has {expected}, sent {came}"
+            )
+    handshakes = {
+        way: mean([n.wire for n in notes if (n.phase, n.direction) == ("handshake", way)])
+        for way in ("down", "up")
+    }
+    return {
+        "method": method.name,
+        "model": experiment.model,
+        "hyperparameters": dict(config.to_wire()),
+        "sizes": {
+            way: [dict(sizes[client, way]) for client in range(experiment.clients)] for way in ("down", "up")
+        },
+        "handshake": handshakes,
+        "rounds": [round_row(stats.server_round, sent, notes, sizes, experiment) for stats in rounds],
+        "messages": [message_row(each, notes, sizes, experiment) for each in sent],
+    }
+
+
+def sizes_of(
+    method: Method, experiment: Experiment, config: MethodConfig, client: int, direction: str
+) -> dict[str, int]:
+    """Return what the letters stand for, for what a client is sent or sends; from data and model alone."""
+    network = experiment.build_model(client)
+    bundle, splits = simulation.bundle_of(experiment), simulation.client_splits(experiment)
+    labels = [bundle.train.y.numpy()[train] for train, _ in splits]
+    counts = [np.bincount(mine, minlength=bundle.num_classes) for mine in labels]
+    threshold = getattr(config, "threshold", 0.0)
+    known = [(each > 0) & (each >= threshold * each.sum() - 1e-9) for each in counts]
+    features = getattr(network, "feature_shape", None) or (network.feature_dim,)
+    buffers = list(network.buffers())
+    found = {
+        "W": sum(p.numel() for p in network.parameters()),
+        "C": bundle.num_classes,
+        "D": math.prod(features),
+        "N": len(labels[client]),
+        "K": int((known[client] if direction == "up" else np.any(known, axis=0)).sum()),
+        "B": sum(b.numel() for b in buffers if b.is_floating_point()),
+        "L": sum(b.numel() for b in buffers if not b.is_floating_point()),
+    }
+    if method.public_data == "clients":
+        found["A"] = len(simulation.public_of(experiment))
+        found["P"] = min(int(config.public_samples), found["A"])
+    if hasattr(config, "sectors"):
+        found["S"], left = divmod(experiment.clients, int(config.sectors))
+        if left:
+            raise ValueError("sectors must have the same number of clients")
+    return found
+
+
+def round_row(
+    number: int,
+    sent: Sequence[Sent],
+    notes: Sequence[Note],
+    sizes: Mapping[tuple[int, str], Sizes],
+    experiment: Experiment,
+) -> dict[str, Any]:
+    """Return a round's bytes in means over the clients."""
+    row: dict[str, Any] = {"round": number}
+    for way in ("down", "up"):
+        here = [note for note in notes if note.round == number and note.direction == way]
+        parts = [
+            (each, sizes[note.client, way])
+            for each in sent
+            for note in here
+            if (each.phase, each.direction) == (note.phase, way) and each.part in note.parts
+        ]
+        row[way] = {
+            "paper": sum(each.paper(mine) for each, mine in parts) / experiment.clients,
+            "beside": sum(sum(each.others(mine).values()) for each, mine in parts) / experiment.clients,
+            "counted": sum(note.counted for note in here) / experiment.clients,
+            "wire": sum(note.wire for note in here) / experiment.clients,
+        }
+    return row
+
+
+def message_row(
+    sent: Sent, notes: Sequence[Note], sizes: Mapping[tuple[int, str], Sizes], experiment: Experiment
+) -> dict[str, Any]:
+    """Return one kind of message part: in means over its messages in one round; over all rounds the worst.
+
+    ``above`` is the share by which what was counted is above the formula, None where that is nothing. ``excess`` is
+    by how many bytes the worst of those above :data:`LARGE` is over what is allowed: 0 or less where all are within
+    it, None where there are none. ``over`` says whether one is over, None likewise. ``headers`` is the most that is
+    in neither formula nor ``beside``.
+    """
+    every = [
+        (note, sizes[note.client, sent.direction])
+        for note in notes
+        if (note.phase, note.direction) == (sent.phase, sent.direction) and sent.part in note.parts
+    ]
+    number = experiment.rounds if sent.when == "last" else SHOWN
+    shown = [(note, mine) for note, mine in every if note.round == number]
+    beside = [sent.others(mine) for _, mine in shown]
+    names = dict.fromkeys(name for each in beside for name in each)
+    excess, headers = [], [0]
+    for note, mine in every:
+        counted, paper, others = note.parts[sent.part], sent.paper(mine), sum(sent.others(mine).values())
+        if counted < paper + others:
+            raise ValueError(f"{sent} has {paper} + {others} bytes by its formula, sent were {counted}")
+        headers.append(counted - paper - others)
+        if counted > LARGE:
+            excess.append(counted - (1 + ALLOWED) * paper)
+    paper_mean = mean([sent.paper(mine) for _, mine in shown])
+    counted_mean = mean([note.parts[sent.part] for note, _ in shown])
+    return {
+        "phase": sent.phase,
+        "direction": sent.direction,
+        "part": sent.part,
+        "when": sent.when,
+        "round": number,
+        "messages": len(shown),
+        "formula": sent.text,
+        "source": sent.source,
+        "paper": paper_mean,
+        "beside": {name: mean([each.get(name, 0) for each in beside]) for name in names},
+        "counted": counted_mean,
+        "above": counted_mean / paper_mean - 1 if paper_mean else None,
+        "excess": max(excess, default=None),
+        "over": max(excess) > 0 if excess else None,
+        "headers": max(headers),
+    }
+
+
+def model_row(name: str) -> dict[str, Any]:
+    """Return what a model's arrays weigh beside its parameters, and as a message; for 32×32 images in colour."""
+    network = build_model(name, input_shape=(3, 32, 32), num_classes=10, seed=0)
+    # All unlike, as trained ones are: Flower moves equal objects once.
+    state = {key: torch.full_like(value, i) for i, (key, value) in enumerate(network.state_dict().items())}
+    content = RecordDict({"fitins.parameters": ArrayRecord(state), "fitins.config": ConfigRecord()})
+    parameters = sum(p.numel() * p.element_size() for p in network.parameters())
+    batchnorm = sum(b.numel() * b.element_size() for b in network.buffers())
+    counted = wire.nbytes(content)
+    return {
+        "model": name,
+        "arrays": len(state),
+        "parameters": parameters,
+        "batchnorm": batchnorm,
+        "headers": counted - parameters - batchnorm,
+        "counted": counted,
+        "message": recorddict_to_proto(content).ByteSize(),
+        "objects": sum(objects_of(content).values()),
+    }
+
+
+def objects_of(whole: Any) -> dict[str, int]:
+    """Return the sizes of the objects that Flower moves for a message's content, by id; equal ones are one."""
+    found = {whole.object_id: len(whole.deflate())}
+    for part in (whole.children or {}).values():
+        found |= objects_of(part)
+    return found
+
+
+def mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
+
+
+# ---------------------------------------------------------------------- tables
+
+
+def show(found: Values, console: Console) -> None:
+    """Print the tables."""
+    for setting in found["config"]["settings"]:
+        runs = [each for each in found["runs"] if each["setting"] == setting]
+        console.print(per_round(setting, runs, found["config"]))
+        console.print(per_message(setting, runs))
+        for row, methods in over(runs):
+            console.print(
+                f"{row['phase']} {row['direction']}, {row['part']}, more than {ALLOWED:.0%} above: {methods}",
+                style="bold",
+                highlight=False,
+            )
+    hands = [[each["handshake"][way] for each in found["runs"]] for way in ("down", "up")]
+    ranges = [f"{size(min(each))} to {size(max(each))}" for each in hands]
+    console.print(
+        f"\nOnce per client and run, the handshake: {ranges[0]} bytes down, {ranges[1]} up.", highlight=False
+    )
+    console.print("; ".join(f"{k}: {v}" for k, v in found["letters"].items()), end="\n\n", highlight=False)
+    console.print(of_models(found["models"]))
+
+
+def alike(runs: Iterable[Values]) -> list[tuple[Values, str]]:
+    """Return the kinds of messages, each with the methods that have the same numbers there."""
+    groups: dict[str, tuple[Values, list[str]]] = {}
+    for each in runs:
+        for row in each["messages"]:
+            key = json.dumps({name: value for name, value in row.items() if name != "source"})
+            groups.setdefault(key, (row, []))[1].append(each["method"])
+    return [(row, ", ".join(methods)) for row, methods in groups.values()]
+
+
+def over(runs: Iterable[Values]) -> list[tuple[Values, str]]:
+    """Return the kinds of messages of which one above :data:`LARGE` is larger than is allowed, with methods."""
+    return [(row, methods) for row, methods in alike(runs) if row["over"]]
+
+
+def per_round(setting: str, runs: Sequence[Values], config: Values) -> Table:
+    """Return bytes per client and round; round 2, and others where they differ from it."""
+    table = plain(f"{setting}: bytes per client and round, in means over clients")
+    table.add_column("method")
+    table.add_column("round", justify="right")
+    for way in ("down", "up"):
+        for header in (f"{way}:\nformula", "beside\nit", "counted", "above the\nformula", "on the\nwire"):
+            table.add_column(header, justify="right", no_wrap=True)
+    for each in runs:
+        rows = {row["round"]: row for row in each["rounds"]}
+        usual = counted_in(rows[config["shown"]])
+        for number, row in rows.items():
+            if number == config["shown"] or counted_in(row) != usual:
+                cells = [
+                    text
+                    for way in (row["down"], row["up"])
+                    for text in (
+                        *(size(way[kind]) for kind in ("paper", "beside", "counted")),
+                        above(way),
+                        size(way["wire"]),
+                    )
+                ]
+                table.add_row(each["method"], str(number), *cells)
+    return table
+
+
+def counted_in(row: Values) -> list[float]:
+    return [row[way]["counted"] for way in ("down", "up")]
+
+
+def per_message(setting: str, runs: Sequence[Values]) -> Table:
+    """Return bytes per message, methods with the same numbers together."""
+    table = plain(f"{setting}: bytes per message, in means over a round's messages")
+    for header, how in (
+        ("methods", "left"),
+        ("phase", "left"),
+        ("formula", "left"),
+        ("formula:\nbytes", "right"),
+        ("beside it", "right"),
+        ("counted", "right"),
+        ("above the\nformula", "right"),
+        (f"within\n{ALLOWED:.0%}", "left"),
+        ("times in\na round", "right"),
+    ):
+        table.add_column(header, justify=how, overflow="fold")  # type: ignore[arg-type]
+    for row, methods in alike(runs):
+        beside = ", ".join(f"{name} {size(value)}" for name, value in row["beside"].items())
+        table.add_row(
+            methods,
+            f"{row['phase']} {row['direction']}{WHEN[row['when']]}",
+            f"{row['formula']} ({row['part']})",
+            size(row["paper"]),
+            beside,
+            size(row["counted"]),
+            above(row),
+            {None: "small", False: "yes", True: "no"}[row["over"]],
+            str(row["messages"]),
+        )
+    return table
+
+
+def of_models(rows: Iterable[Values]) -> Table:
+    """Return what models weigh beside their parameters."""
+    table = plain("a model as it travels: 3×32×32, 10 classes, in bytes")
+    table.add_column("model")
+    for header in (
+        "arrays",
+        "parameters",
+        "BatchNorm",
+        "headers of\narrays",
+        "counted",
+        "above",
+        "message",
+        "as objects",
+    ):
+        table.add_column(header, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(
+            row["model"],
+            str(row["arrays"]),
+            *(size(row[name]) for name in ("parameters", "batchnorm", "headers", "counted")),
+            f"{row['counted'] / row['parameters'] - 1:.2%}",
+            *(size(row[name]) for name in ("message", "objects")),
+        )
+    return table
+
+
+WHEN = {"all": "", "later": ", from round 2", "last": ", after the last round"}
+HEADER = [
+    "method",
+    "phase",
+    "direction",
+    "content",
+    "formula",
+    "formula, bytes",
+    "measured, bytes",
+    "above, %",
+]
+"""Of the columns of :func:`rows_for_page`."""
+
+
+def rows_for_page(found: Values, setting: str = PAGE) -> list[list[str]]:
+    """Return cells for a table of a setting's messages, methods with the same cells together.
+
+    Parameters
+    ----------
+    found : mapping
+        What :func:`measure` returned.
+    setting : str
+        One of ``found["config"]["settings"]``.
+
+    Returns
+    -------
+    list of list of str
+        As many as :data:`HEADER` has; bytes are means over a round's messages. Nothing is above a formula of 0.
+
+    Raises
+    ------
+    LookupError
+        If the setting was not measured.
+    """
+    runs = [each for each in found["runs"] if each["setting"] == setting]
+    if not runs:
+        names = ", ".join(found["config"]["settings"])
+        raise LookupError(f"setting must be one of {names}, got {setting!r}")
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for each in runs:
+        for row in each["messages"]:
+            cells = (
+                f"{row['phase']}{WHEN[row['when']]}",
+                row["direction"],
+                row["part"],
+                row["formula"],
+                f"{row['paper']:,.0f}",
+                f"{row['counted']:,.0f}",
+                "–" if row["above"] is None else f"{100 * row['above']:,.1f}",
+            )
+            groups.setdefault(cells, []).append(f"`{each['method']}`")
+    return [[", ".join(methods), *cells] for cells, methods in groups.items()]
+
+
+def plain(title: str) -> Table:
+    return Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
+
+
+def above(row: Values) -> str:
+    """Write how much more was counted than the formula gives; nothing where that is nothing."""
+    return f"{row['counted'] / row['paper'] - 1:.2%}" if row["paper"] else "–"
+
+
+def size(value: float) -> str:
+    """Write whole bytes, nothing for none.
+
+    >>> size(1234.5), size(0)
+    ('1,234', '–')
+    """
+    return f"{value:,.0f}" if value else "–"
+
+
+if __name__ == "__main__":
+    main()
