@@ -9,6 +9,9 @@ else; for KT-pFL, whose clients also distil, as many steps more.
 test set. Both are medians over pairs: in each repetition the bare loop and the method run one after the other.
 Round 1, in which processes load data and warm up, is left out.
 
+``flower`` is FedAvg written by hand for plain Flower, as in its tutorials, without any evaluation: what Flower
+and Ray themselves cost on this machine.
+
 Usage: python benchmarks/overhead.py [--quick] [--settings NAME,...] [--json FILE]   (the whole: an hour on 2 cores)
 """
 
@@ -31,8 +34,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from flwr.app import ArrayRecord, Context, Message, MetricRecord
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from torch import Tensor, nn
 
 from flwr_kd import registry, simulation, training
 from flwr_kd.batches import Batches, into_batches
@@ -43,7 +47,8 @@ from flwr_kd.results import versions
 from flwr_kd.simulation import Experiment, bundle_of, client_splits
 from flwr_kd.state import PersonalState
 
-METHODS = ("fedavg", "fedhkd", "ktpfl")
+PLAIN = "flower"
+METHODS = (PLAIN, "fedavg", "fedhkd", "ktpfl")
 AIMS = {"fedavg": 1.05, "fedhkd": 1.15}
 WORKERS = 2
 PUBLIC = 250
@@ -116,14 +121,20 @@ def measured(
     found: dict[str, dict[str, list[Any]]] = {method: defaultdict(list) for method in methods}
     for repeat in range(repeats):
         for method in methods:
-            entry = registry.get(method)
+            entry = registry.get("fedavg" if method == PLAIN else method)
             settings = [f"local-epochs={EPOCHS[name]}", "batch-size=64"]
             config = entry.config(settings + ([f"public-samples={PUBLIC}"] if method == "ktpfl" else []))
             extra = PUBLIC if method == "ktpfl" else 0
             bare = bare_round(experiment, config, extra, rounds)
+            each = found[method]
+            if method == PLAIN:
+                plain = hand_written(experiment, config)
+                each["bare"].append(bare)
+                each["seconds"].append(plain)
+                print(f"{name} {method} {repeat + 1}/{repeats}: {plain / bare:.3f}", file=sys.stderr)
+                continue
             plain, parts = simulated(entry, experiment, config, evaluate=False)
             whole, with_evaluation = simulated(entry, experiment, config, evaluate=True)
-            each = found[method]
             each["bare"].append(bare)
             each["seconds"].append(plain)
             each["seconds_with_evaluation"].append(whole)
@@ -144,15 +155,20 @@ def row(name: str, method: str, each: dict[str, list[Any]]) -> dict[str, Any]:
     def shares(key: str) -> dict[str, float]:
         return {part: round(statistics.median(one[part] for one in each[key]), 4) for part in PARTS}
 
-    return {
+    shown = {
         "setting": name,
         "method": method,
         "bare_seconds": round(statistics.median(each["bare"]), 4),
         "seconds": round(statistics.median(each["seconds"]), 4),
-        "seconds_with_evaluation": round(statistics.median(each["seconds_with_evaluation"]), 4),
-        "ratio": statistics.median(ratio("seconds")),
+        "ratio": round(statistics.median(ratio("seconds")), 4),
         "ratios": ratio("seconds"),
-        "ratio_with_evaluation": statistics.median(ratio("seconds_with_evaluation")),
+    }
+    if method == PLAIN:
+        return shown
+    return {
+        **shown,
+        "seconds_with_evaluation": round(statistics.median(each["seconds_with_evaluation"]), 4),
+        "ratio_with_evaluation": round(statistics.median(ratio("seconds_with_evaluation")), 4),
         "ratios_with_evaluation": ratio("seconds_with_evaluation"),
         "parts": shares("parts"),
         "parts_with_evaluation": shares("parts_with_evaluation"),
@@ -198,20 +214,27 @@ def _bare(pipe: Any, experiment: Experiment, config: MethodConfig, extra: int, c
     pipe.send(True)
     while pipe.recv():
         for model, (x, y) in zip(models, data, strict=True):
-            model.train()
-            optimizer = training.make_optimizer(model, config, config.learning_rate)
-            steps = [
-                into_batches(torch.randperm(len(x), generator=generator), config.batch_size)
-            ] * config.local_epochs
-            # As many samples again as a client distils, of its own.
-            further = torch.arange(extra) % len(x)
-            for chunk in [rows for epoch in steps for rows in epoch] + (
-                into_batches(further, config.batch_size) if extra else []
-            ):
-                optimizer.zero_grad(set_to_none=True)
-                torch.nn.functional.cross_entropy(model(x[chunk]), y[chunk]).backward()
-                optimizer.step()
+            _steps(model, x, y, config, extra, generator)
         pipe.send(True)
+
+
+def _steps(
+    model: nn.Module, x: Tensor, y: Tensor, config: MethodConfig, extra: int, generator: torch.Generator
+) -> None:
+    """Train as a tutorial does; then as many samples again as a client distils, of its own."""
+    model.train()
+    optimizer = training.make_optimizer(model, config, config.learning_rate)
+    for _ in range(config.local_epochs):
+        for chunk in into_batches(torch.randperm(len(x), generator=generator), config.batch_size):
+            _step(model, optimizer, x[chunk], y[chunk])
+    for chunk in into_batches(torch.arange(extra) % len(x), config.batch_size):
+        _step(model, optimizer, x[chunk], y[chunk])
+
+
+def _step(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor) -> None:
+    optimizer.zero_grad(set_to_none=True)
+    nn.functional.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
 
 
 # ---------------------------------------------------------------------- the simulation, with its times
@@ -352,6 +375,55 @@ def simulated(
     return statistics.median(seconds), {part: statistics.median(shares) for part, shares in of_rounds.items()}
 
 
+# ---------------------------------------------------------------------- FedAvg on plain Flower
+
+
+def hand_written(experiment: Experiment, config: MethodConfig) -> float:
+    """Return the median seconds of a round after the first of FedAvg on plain Flower."""
+    from flwr.serverapp import Grid, ServerApp
+    from flwr.serverapp.strategy import FedAvg
+    from flwr.simulation import run_simulation
+
+    client_app, server_app = ClientApp(), ServerApp()
+    ends: list[float] = []
+
+    @client_app.train()
+    def train(message: Message, context: Context) -> Message:
+        index = int(context.node_config["partition-id"])
+        train_set, rows = bundle_of(experiment).train, client_splits(experiment)[index][0]
+        x, y = train_set.x[rows], train_set.y[rows]
+        model = experiment.build_model(index)
+        model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+        _steps(model, x, y, config, 0, torch.Generator().manual_seed(index))
+        content = {
+            "arrays": ArrayRecord(model.state_dict()),
+            "metrics": MetricRecord({"num-examples": len(x)}),
+        }
+        return Message(RecordDict(content), reply_to=message)
+
+    def evaluate(server_round: int, arrays: ArrayRecord) -> None:
+        ends.append(time.perf_counter())
+
+    @server_app.main()
+    def main(grid: Grid, context: Context) -> None:
+        strategy = FedAvg(fraction_evaluate=0.0, min_available_nodes=experiment.clients)
+        initial = ArrayRecord(experiment.build_model().state_dict())
+        strategy.start(grid=grid, initial_arrays=initial, num_rounds=experiment.rounds, evaluate_fn=evaluate)
+
+    os.environ["OMP_NUM_THREADS"] = "1"
+    run_simulation(
+        server_app=server_app,
+        client_app=client_app,
+        num_supernodes=experiment.clients,
+        backend_config={
+            "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
+            "init_args": {"num_cpus": WORKERS, "include_dashboard": False, "log_to_driver": False},
+        },
+    )
+    # The first is before round 1.
+    return statistics.median(later - earlier for earlier, later in itertools.pairwise(ends[1:]))
+
+
 def show(rows: list[dict[str, Any]]) -> None:
     from rich import box
     from rich.console import Console
@@ -369,8 +441,12 @@ def show(rows: list[dict[str, Any]]) -> None:
             each["method"],
             f"{each['bare_seconds']:.2f}",
             f"{each['ratio']:.3f}",
-            f"{each['ratio_with_evaluation']:.3f}",
-            *(f"{100 * each['parts_with_evaluation'][part]:.1f}" for part in PARTS),
+            *(
+                [f"{each['ratio_with_evaluation']:.3f}"]
+                + [f"{100 * each['parts_with_evaluation'][part]:.1f}" for part in PARTS]
+                if "parts" in each
+                else []
+            ),
         )
     Console(width=150).print(table)
 

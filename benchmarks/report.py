@@ -148,6 +148,8 @@ def of_methods(*names: str) -> str:
     """Of a method's page: its rows in all parts, with FedAvg's."""
     rows = []
     for part, setting in PARTS.items():
+        if not (RESULTS / "accuracy" / part).exists():
+            continue
         label = f"{NAMES[setting['dataset']]}, `{setting['partition']}`"
         groups = loaded(part).by_method()
         for method in dict.fromkeys(("fedavg", *names)):
@@ -190,8 +192,11 @@ def overhead() -> str:
             f"{each['bare_seconds']:.2f}",
             f"{each['seconds']:.2f}",
             f"{each['ratio']:.3f}",
-            f"{each['seconds_with_evaluation']:.2f}",
-            f"{each['ratio_with_evaluation']:.3f}",
+            *(
+                [f"{each['seconds_with_evaluation']:.2f}", f"{each['ratio_with_evaluation']:.3f}"]
+                if "parts" in each
+                else ["–", "–"]
+            ),
         ]
         for each in document("overhead")["rows"]
     ]
@@ -200,7 +205,7 @@ def overhead() -> str:
 
 
 def shares() -> str:
-    found = document("overhead")["rows"]
+    found = [each for each in document("overhead")["rows"] if "parts" in each]
     parts = list(found[0]["parts_with_evaluation"])
     rows = [
         [
