@@ -119,7 +119,7 @@ def to_target(runs: Sequence[RunResult]) -> tuple[str, str, str]:
         return "–", "–", "–"
     rounds, sent, seconds = (statistics.fmean(column) for column in zip(*found, strict=True))
     some = "" if len(found) == len(runs) else f" ({len(found)} of {len(runs)})"
-    return f"{rounds:.1f}{some}", significant(sent), significant(seconds)
+    return f"{rounds:.1f}{some}", f"{significant(sent)}{some}", significant(seconds)
 
 
 def side_by_side() -> str:
