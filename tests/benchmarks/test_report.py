@@ -60,7 +60,11 @@ def test_what_it_takes_to_reach_the_target(monkeypatch: pytest.MonkeyPatch) -> N
         return RunResult("fedavg", seed, tuple(rounds))
 
     assert report.to_target([run(0, 0.5, 0.9, 0.8), run(1, 0.85, 0.9, 0.9)]) == ("1.5", "6", "3")
-    assert report.to_target([run(0, 0.5, 0.9, 0.8), run(1, 0.1, 0.2, 0.3)]) == ("2.0 (1 of 2)", "8 (1 of 2)", "4")
+    assert report.to_target([run(0, 0.5, 0.9, 0.8), run(1, 0.1, 0.2, 0.3)]) == (
+        "2.0 (1 of 2)",
+        "8 (1 of 2)",
+        "4",
+    )
     assert report.to_target([run(0, 0.5)]) == ("–", "–", "–")
 
 
