@@ -572,13 +572,16 @@ def _compare(
     experiments = [Experiment(seed=seed, **shared) for seed in _seeds(seeds)]
     models = {method.name: str(experiments[0].of(method).model) for method in chosen}
     folder = out or Path("runs") / "-".join(method.name for method in chosen)
+    # Once, before the work: the checkout may be another after it.
+    config, made_with = experiments[0].shared(), results.versions()
+    command = shlex.join(["flwr-kd", *sys.argv[1:]])
     unfinished = Unfinished(
         folder,
-        config=experiments[0].shared(),
+        config=config,
         models=models,
-        hyperparameters={name: config.to_wire() for name, config in configs.items()},
-        versions=results.versions(),
-        command=shlex.join(["flwr-kd", *sys.argv[1:]]),
+        hyperparameters={name: each.to_wire() for name, each in configs.items()},
+        versions=made_with,
+        command=command,
     )
     results.check_free(folder, force=force or resume)
     for experiment in experiments:
@@ -630,9 +633,9 @@ def _compare(
         seeded = [replace(experiments[0], seed=seed) for seed in ran]
         shown["attacker_ids"] = {str(one.seed): sorted(attacker_ids(one)) for one in seeded}
     comparison = Comparison(
-        config={**experiments[0].shared(), **shown},
-        versions=results.versions(),
-        command=shlex.join(["flwr-kd", *sys.argv[1:]]),
+        config={**config, **shown},
+        versions=made_with,
+        command=command,
         runs=tuple(runs),
     )
     for name in _PICTURES:
