@@ -25,7 +25,6 @@ import multiprocessing
 import os
 import statistics
 import sys
-import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -36,6 +35,7 @@ from typing import Any, ClassVar
 import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from noting import Noting, noted
 from torch import Tensor, nn
 
 from flwr_kd import registry, simulation, training
@@ -54,11 +54,12 @@ WORKERS = 2
 PUBLIC = 250
 SETTINGS: dict[str, dict[str, Any]] = {
     "small": {"dataset": "digits", "model": "mlp"},
-    "cnn": {"dataset": "fashion-mnist", "model": "cnn", "limit": 4_000, "public_limit": PUBLIC},
+    "cnn": {"dataset": "fashion-mnist", "model": "cnn", "limit": 13_340, "public_limit": PUBLIC},
     "large": {"dataset": "fashion-mnist", "model": "resnet18", "limit": 1_000, "public_limit": PUBLIC},
 }
-"""With a quarter for their tests, clients train on 41, 150 and 37 images."""
-EPOCHS = {"small": 5, "cnn": 5, "large": 1}
+"""With a quarter for their tests, clients train on 41, 500 and 37 images."""
+BATCH_SIZE = 64
+EPOCHS = {"small": 5, "cnn": 2, "large": 1}
 PARTS = ("sgd", "data", "evaluation", "knowledge", "state", "payload", "build", "records", "server", "idle")
 """Where a round's time goes, as shares of workers times seconds.
 
@@ -88,7 +89,7 @@ def main() -> None:
         settings, repeats, rounds = [name for name in settings if name != "large"], 1, 2
     rows = []
     for name in settings:
-        values = {**SETTINGS[name], **({"limit": 2_000} if options.quick and name == "cnn" else {})}
+        values = {**SETTINGS[name], **({"limit": 4_000} if options.quick and name == "cnn" else {})}
         rows += measured(name, values, options.methods.split(","), repeats, rounds)
     ratio = next((row["ratio"] for row in rows if (row["setting"], row["method"]) == ("cnn", "fedavg")), None)
     found = {
@@ -98,6 +99,8 @@ def main() -> None:
             "repeats": repeats,
             "rounds": rounds,
             "settings": SETTINGS,
+            "local_epochs": EPOCHS,
+            "batch_size": BATCH_SIZE,
         },
         "versions": versions(),
         "quick": options.quick,
@@ -122,7 +125,7 @@ def measured(
     for repeat in range(repeats):
         for method in methods:
             entry = registry.get("fedavg" if method == PLAIN else method)
-            settings = [f"local-epochs={EPOCHS[name]}", "batch-size=64"]
+            settings = [f"local-epochs={EPOCHS[name]}", f"batch-size={BATCH_SIZE}"]
             config = entry.config(settings + ([f"public-samples={PUBLIC}"] if method == "ktpfl" else []))
             extra = PUBLIC if method == "ktpfl" else 0
             bare = bare_round(experiment, config, extra, rounds)
@@ -240,12 +243,12 @@ def _step(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tens
 # ---------------------------------------------------------------------- the simulation, with its times
 
 
-class TimedApp(ClientApp):  # type: ignore[misc]
-    """A ClientApp that notes where the time of each message goes, in a file of its process."""
+class TimedApp(Noting):
+    """Notes where the time of each message goes."""
 
     def __init__(self, client_fn: Callable[[Context], Any], folder: str, evaluate: bool) -> None:
-        self.folder, self.client_fn, self.evaluate_splits = folder, client_fn, evaluate
-        super().__init__(client_fn=self._client)
+        self.client_fn, self.evaluate_splits = client_fn, evaluate
+        super().__init__(self._client, folder)
 
     def _client(self, context: Context) -> Any:
         with _Clock("build"):
@@ -254,16 +257,13 @@ class TimedApp(ClientApp):  # type: ignore[misc]
             client.numpy_client.test_batches = None
         return client
 
+    def note(self) -> dict[str, Any]:
+        return _Clock.spent
+
     def __call__(self, message: Message, context: Context) -> Message:
         _instrument()
         _Clock.spent.clear()
-        begun = time.perf_counter()
-        reply = super().__call__(message, context)
-        _Clock.spent["call"] = time.perf_counter() - begun
-        line = {"round": message.metadata.group_id, **_Clock.spent}
-        with (Path(self.folder) / f"{os.getpid()}.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
-        return reply
+        return super().__call__(message, context)
 
 
 class _Clock:
@@ -332,7 +332,7 @@ def simulated(
     """Return the median seconds of a round after the first, and where they went."""
     ends: list[float] = []
     at_server: dict[int, float] = {}
-    real_app, real_evaluator = simulation.ClientApp, simulation.evaluator
+    real_evaluator = simulation.evaluator
 
     def timed_evaluator(*args: Any, **kwargs: Any) -> Callable[[int, ArrayRecord], MetricRecord | None]:
         function = real_evaluator(*args, **kwargs)
@@ -345,21 +345,17 @@ def simulated(
 
         return call
 
-    with tempfile.TemporaryDirectory() as folder:
-        simulation.ClientApp = lambda client_fn: TimedApp(client_fn, folder, evaluate)  # type: ignore[misc, assignment]
-        simulation.evaluator = timed_evaluator
-        try:
+    simulation.evaluator = timed_evaluator
+    try:
+        with noted(lambda client_fn, folder: TimedApp(client_fn, folder, evaluate)) as lines:
             simulation.run(
                 entry,
                 replace(experiment, seed=0),
                 config,
                 on_round=lambda _: ends.append(time.perf_counter()),
             )
-        finally:
-            simulation.ClientApp, simulation.evaluator = real_app, real_evaluator  # type: ignore[misc]
-        lines = [
-            json.loads(line) for file in Path(folder).glob("*.jsonl") for line in file.open(encoding="utf-8")
-        ]
+    finally:
+        simulation.evaluator = real_evaluator
     # From the end of one round to the end of the next, so that nothing between rounds is left out.
     seconds = [later - earlier for earlier, later in itertools.pairwise(ends)]
     of_rounds: dict[str, list[float]] = {part: [] for part in PARTS}

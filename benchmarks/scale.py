@@ -19,14 +19,11 @@ import os
 import resource
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from flwr.app import Context, Message
-from flwr.clientapp import ClientApp
+from noting import Noting, noted
 
 from flwr_kd import registry, simulation
 from flwr_kd.results import versions
@@ -122,16 +119,8 @@ def run(method: str, clients: int, rounds: int) -> dict[str, Any]:
         seconds.append(stats.seconds)
         server.append(resident())
 
-    with tempfile.TemporaryDirectory() as folder:
-        real = simulation.ClientApp
-        simulation.ClientApp = lambda client_fn: Measured(client_fn, folder)  # type: ignore[misc, assignment]
-        try:
-            simulation.run(entry, experiment, config, on_round=on_round)
-        finally:
-            simulation.ClientApp = real  # type: ignore[misc]
-        lines = [
-            json.loads(line) for file in Path(folder).glob("*.jsonl") for line in file.open(encoding="utf-8")
-        ]
+    with noted(Measured) as lines:
+        simulation.run(entry, experiment, config, on_round=on_round)
     last = {}
     for line in lines:
         if line["round"].isdigit():
@@ -159,24 +148,12 @@ def resident() -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-class Measured(ClientApp):  # type: ignore[misc]
-    """A ClientApp that notes its process's memory after each message."""
+class Measured(Noting):
+    """Notes its process's memory."""
 
-    def __init__(self, client_fn: Callable[[Context], Any], folder: str) -> None:
-        self.folder = folder
-        super().__init__(client_fn=client_fn)
-
-    def __call__(self, message: Message, context: Context) -> Message:
-        reply = super().__call__(message, context)
-        line = {
-            "pid": os.getpid(),
-            "round": message.metadata.group_id,
-            "resident": resident(),
-            "peak": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
-        }
-        with (Path(self.folder) / f"{os.getpid()}.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
-        return reply
+    def note(self) -> dict[str, Any]:
+        peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return {"resident": resident(), "peak": peak}
 
 
 def show(runs: list[dict[str, Any]]) -> None:
