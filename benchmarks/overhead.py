@@ -81,36 +81,37 @@ def main() -> None:
     parser.add_argument(
         "--rounds", type=int, default=4, help="measured rounds of a repetition, after the first"
     )
-    parser.add_argument("--json", type=Path, help="write the numbers there")
+    parser.add_argument("--json", type=Path, help="write the numbers there; other settings' stay")
     options = parser.parse_args()
     logging.getLogger("flwr").setLevel(logging.ERROR)
     settings, repeats, rounds = options.settings.split(","), options.repeats, options.rounds
     if options.quick:
         settings, repeats, rounds = [name for name in settings if name != "large"], 1, 2
-    rows = []
+    config = {
+        "workers": WORKERS,
+        "clients": 20,
+        "rounds": rounds,
+        "settings": SETTINGS,
+        "local_epochs": EPOCHS,
+        "batch_size": BATCH_SIZE,
+    }
+    head = {"config": config, "versions": versions(), "quick": options.quick, "aims": AIMS}
+    rows: list[dict[str, Any]] = []
+    if options.json and options.json.exists():
+        earlier = json.loads(options.json.read_text(encoding="utf-8"))
+        if all(earlier.get(key) == value for key, value in head.items()):
+            rows = [row for row in earlier["rows"] if row["setting"] not in settings]
     for name in settings:
         values = {**SETTINGS[name], **({"limit": 4_000} if options.quick and name == "cnn" else {})}
         rows += measured(name, values, options.methods.split(","), repeats, rounds)
-    ratio = next((row["ratio"] for row in rows if (row["setting"], row["method"]) == ("cnn", "fedavg")), None)
-    found = {
-        "config": {
-            "workers": WORKERS,
-            "clients": 20,
-            "repeats": repeats,
-            "rounds": rounds,
-            "settings": SETTINGS,
-            "local_epochs": EPOCHS,
-            "batch_size": BATCH_SIZE,
-        },
-        "versions": versions(),
-        "quick": options.quick,
-        "ratio": ratio,
-        "aims": AIMS,
-        "rows": rows,
-    }
-    if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+        ratio = next(
+            (row["ratio"] for row in rows if (row["setting"], row["method"]) == ("cnn", "fedavg")), None
+        )
+        if options.json:
+            options.json.parent.mkdir(parents=True, exist_ok=True)
+            rows.sort(key=lambda row: list(SETTINGS).index(row["setting"]))
+            found = {**head, "ratio": ratio, "rows": rows}
+            options.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     show(rows)
 
 
