@@ -13,15 +13,12 @@ from flwr.serverapp import Grid
 from .config import first_line, plain
 from .payload import PayloadError
 
-__all__ = ["POLL_FIRST", "POLL_LAST", "Answer", "lifetime", "pair", "reason_of", "receive"]
+__all__ = ["Answer", "lifetime", "pair", "pauses", "reason_of", "receive"]
 
 Answer = Message | PayloadError | None
 """An answer as it came, or why there is none that can be read; None where none came in time."""
 
-POLL_FIRST, POLL_LAST = 0.02, 1.0
-"""Seconds between two looks for something, which grow from the first to the last."""
-_GROWTH = 1.25
-"""A look comes too late by a quarter of the time waited at most, which is idle time at the end of a phase."""
+_POLL_FIRST, _POLL_LAST, _POLL_GROWTH = 0.02, 1.0, 1.25
 _ATTEMPTS = 3
 _FETCH_SECONDS, _FETCH_SECONDS_EACH = 200.0, 2.0
 """How long answers are fetched after the last moment at which they may come: a SuperLink deletes a message with its
@@ -30,6 +27,17 @@ _RAISED = re.compile(r"<class '([\w.]+)'>:<['\"]?(.*?)['\"]?>", re.DOTALL)
 _DIED = re.compile(
     r"ray\.exceptions\.(Actor\w+|WorkerCrashedError|OutOfMemoryError)|The actor (is dead|died)"
 )
+
+
+def pauses() -> Iterator[float]:
+    """Yield the seconds between two looks for something, which grow from 0.02 to 1.
+
+    A look comes too late by a quarter of the time waited at most, which is idle time at the end of a phase.
+    """
+    pause = _POLL_FIRST
+    while True:
+        yield pause
+        pause = min(pause * _POLL_GROWTH, _POLL_LAST)
 
 
 def lifetime(timeout: float, count: int) -> float:
@@ -77,7 +85,7 @@ def receive(
         if message_id in pushed:
             answer = _pull(grid, message_id, end)
         # One that was there at the first look may have come long ago.
-        if of_silence and answer is not None and time.monotonic() - asked > POLL_FIRST:
+        if of_silence and answer is not None and time.monotonic() - asked > _POLL_FIRST:
             end = time.monotonic() + timeout
         yield message, answer
         # Else it would still be held while the next is fetched.
@@ -86,7 +94,7 @@ def receive(
 
 def _pull(grid: Grid, message_id: str, end: float) -> Answer:
     """Ask for one answer with growing pauses, at least once, until the time is over."""
-    pause, attempts = POLL_FIRST, 0
+    waits, attempts = pauses(), 0
     undecodable: PayloadError | None = None
     while True:
         last = time.monotonic() >= end
@@ -103,8 +111,7 @@ def _pull(grid: Grid, message_id: str, end: float) -> Answer:
                 return undecodable if undecodable is not None and reply.has_error() else reply
         if last:
             return undecodable
-        time.sleep(max(0.0, min(pause, end - time.monotonic())))
-        pause = min(pause * _GROWTH, POLL_LAST)
+        time.sleep(max(0.0, min(next(waits), end - time.monotonic())))
 
 
 def pair(messages: Sequence[Message], replies: Iterable[Message]) -> list[tuple[Message, Answer]]:

@@ -14,13 +14,13 @@ from flwr.serverapp import Grid
 
 from . import wire
 from .config import plain
-from .delivery import POLL_FIRST, POLL_LAST, lifetime, reason_of, receive
+from .delivery import lifetime, pauses, reason_of, receive
 from .exchange import HandshakeError, Node
 from .payload import PayloadError
 
 __all__ = ["Roster"]
 
-_HANDSHAKE_SECONDS, _LATEST_HANDSHAKE = 120.0, 3600.0
+_HANDSHAKE_SECONDS, _SOONEST_HANDSHAKE, _LATEST_HANDSHAKE = 120.0, 1.0, 3600.0
 _GRACE_SECONDS = 60.0
 _TRIES = 3
 _ITS_OWN_FAULT = (ErrorCode.CLIENT_APP_RAISED_EXCEPTION, ErrorCode.LOAD_CLIENT_APP_EXCEPTION)
@@ -82,7 +82,7 @@ class Roster:
         TimeoutError
             If too few come.
         """
-        end, pause, told = time.monotonic() + self._timeout, POLL_FIRST, -1
+        end, waits, told = time.monotonic() + self._timeout, pauses(), -1
         introduced: dict[int, Node] = {}
         judged: list[Node] = []
         newest = time.monotonic()
@@ -112,18 +112,16 @@ class Roster:
             if len(there) != told:
                 log(INFO, "Waiting for clients: %d of %d", len(there), least)
                 told = len(there)
-            time.sleep(pause)
-            pause = min(pause * 1.5, POLL_LAST)
+            time.sleep(next(waits))
 
     def of_round(self, grid: Grid, least: int) -> list[Node]:
         """Return the nodes that are there, once they are enough for a round, or the time for that is over."""
-        end, pause = time.monotonic() + self._timeout, POLL_FIRST
+        end, waits = time.monotonic() + self._timeout, pauses()
         nodes = self.refresh(grid)
         if len(nodes) < least:
             log(WARNING, "%d clients are there, a round needs %d: waiting", len(nodes), least)
         while len(nodes) < least and time.monotonic() < end:
-            time.sleep(pause)
-            pause = min(pause * 1.5, POLL_LAST)
+            time.sleep(next(waits))
             nodes = self.refresh(grid)
         return nodes
 
@@ -163,7 +161,7 @@ class Roster:
                 silent, reason = reply.error.code == ErrorCode.MESSAGE_UNAVAILABLE, reason_of(reply.error)
                 if reply.error.code in _ITS_OWN_FAULT:
                     self._raised[node_id] = (self._raised.get(node_id, (0, ""))[0] + 1, plain(reason))
-                self._ask_again(node_id, reason, timeout if silent else POLL_LAST)
+                self._ask_again(node_id, reason, timeout if silent else _SOONEST_HANDSHAKE)
             else:
                 try:
                     found.append(Node.from_properties(node_id, wire.read_properties(reply)))
