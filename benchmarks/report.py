@@ -244,17 +244,17 @@ def scale() -> str:
 def growth() -> str:
     rows = []
     for each in document("scale")["runs"]:
-        if len(each["seconds_of_rounds"]) >= 10:
+        if len(each["seconds_of_rounds"]) >= 50:
             kinds = ("server_resident", "worker_resident")
             rows.append(
-                [f"`{each['method']}`", *(f"{each[kind][at] / 1e6:.0f}" for kind in kinds for at in (9, -1))]
+                [f"`{each['method']}`", *(f"{each[kind][at] / 1e6:.0f}" for kind in kinds for at in (24, -1))]
             )
     last = document("scale")["runs"][-1]["rounds"]
     header = (
         "method",
-        "server, round 10, MB",
+        "server, round 25, MB",
         f"round {last}, MB",
-        "worker, round 10, MB",
+        "worker, round 25, MB",
         f"round {last}, MB",
     )
     return markdown(header, rows)

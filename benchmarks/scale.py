@@ -4,7 +4,7 @@ Fashion-MNIST, 20 images per client (5 of them its test split), the MLP or the m
 epoch, 5 rounds, 2 workers. With 10 clients, two train. Each run is a process of its own. ``server`` is that
 process, with Flower's SuperLink in it: the peak of its resident memory, above what it had before the run.
 ``worker`` is the largest peak of a Ray worker, PyTorch included. The second table is 50 rounds with 100
-clients: resident memory of server and workers after round 10 and after round 50, since what grows with rounds
+clients: resident memory of server and workers after round 25 and after round 50, since what grows with rounds
 would end a long run.
 
 Usage: python benchmarks/scale.py [--methods NAME,...] [--clients N,...] [--out FILE]   (some 40 minutes on 2 cores)
@@ -32,7 +32,7 @@ from flwr_kd.simulation import Experiment
 METHODS = ("fedavg", "fedhkd", "feddkc-skr", "fedhead", "fedhyb", "ktpfl")
 CLIENTS = (10, 100, 1000)
 PER_CLIENT, FRACTION, ROUNDS, LONG = 20, 0.1, 5, 50
-LATER = 10
+LATER = 25
 """A long run's memory is compared with that after this round, when all workers have warmed up."""
 SETTINGS = {
     "feddkc-skr": ["server-epochs=1"],
@@ -165,7 +165,7 @@ def show(runs: list[dict[str, Any]]) -> None:
     for header in ("method", "clients", "rounds", "s", "s/round", "server above start MB", "worker MB"):
         table.add_column(header, justify="left" if header == "method" else "right")
     growth = Table(box=box.SIMPLE_HEAD)
-    for header in ("method", "server, round 10 MB", "round 50 MB", "worker, round 10 MB", "round 50 MB"):
+    for header in ("method", "server, round 25 MB", "round 50 MB", "worker, round 25 MB", "round 50 MB"):
         growth.add_column(header, justify="left" if header == "method" else "right")
     for each in runs:
         if each["rounds"] == ROUNDS:
