@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from flwr_kd import registry
 from flwr_kd.inline import GARBAGE, Fault, InlineGrid
 from flwr_kd.strategy import HandshakeError, KDStrategy
 
+ROOT = Path(__file__).resolve().parents[1]
 METHODS = list(registry.methods())
 WEIGHTS = [name for name in METHODS if registry.get(name).strategy.sends_weights]
 ALIKE = [name for name in METHODS if not registry.get(name).heterogeneous]
@@ -25,6 +28,16 @@ every = pytest.mark.parametrize("name", METHODS)
 def same_state(a: KDStrategy, b: KDStrategy) -> bool:
     left, right = a.state_arrays(), b.state_arrays()
     return left.keys() == right.keys() and all(np.array_equal(left[k], right[k]) for k in left)
+
+
+def test_strategies_are_found_in_a_clone_that_is_not_installed() -> None:
+    """As Ray's workers find it, which look into the working directory first."""
+    code = (
+        "import sys; sys.meta_path[:] = [f for f in sys.meta_path if 'editable' not in repr(f).lower()]; "
+        f"sys.path.insert(0, {str(ROOT)!r}); import flwr_kd.strategies.fedhkd as m; print(m.__file__)"
+    )
+    done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == str(ROOT / "strategies" / "fedhkd" / "__init__.py"), done.stderr
 
 
 def test_the_registry_holds_the_methods_of_this_library() -> None:
