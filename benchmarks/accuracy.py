@@ -7,8 +7,9 @@ Everything else is each method's default, so its paper's. FedGKT and FedDKC have
 the MLP on digits and LeNet on Fashion-MNIST.
 
 A round's ``seconds`` here are CPU seconds of one thread that does the clients' and the server's work in turn,
-so that other work on the machine counts little. Time and bytes to a target are those of the rounds until the
-mean local accuracy reaches it for the first time; a method that does not has none.
+so that other work on the machine counts little; before a method's first run comes a round that is not counted.
+Time and bytes to a target are those of the rounds until the mean local accuracy reaches it for the first time; a
+method that does not has none.
 
 Usage: python benchmarks/accuracy.py [--parts NAME,...] [--methods NAME,...] [--seeds N,...] [--out FOLDER]
 
@@ -117,13 +118,17 @@ def compared(part: str, names: list[str], seeds: list[int], folder: Path) -> Com
         **shared,
     )
     unfinished.begin(resume=True, force=False)
+    warm = set()
     for seed in seeds:
         for method in methods:
             if unfinished.find(method.name, seed) is None:
                 print(f"{part}: {method.name}, seed {seed}", file=sys.stderr, flush=True)
-                unfinished.add(
-                    timed(method, replace(experiments[method.name], seed=seed), configs[method.name])
-                )
+                mine = replace(experiments[method.name], seed=seed)
+                if method.name not in warm:
+                    # What is loaded and compiled at its first use would else count as the first method's.
+                    timed(method, replace(mine, rounds=1), configs[method.name])
+                    warm.add(method.name)
+                unfinished.add(timed(method, mine, configs[method.name]))
     runs = tuple(run for seed in seeds for name in names if (run := unfinished.find(name, seed)) is not None)
     config = {**shared["config"], "model": models, "seeds": seeds, "seconds": "CPU seconds of one thread"}
     comparison = Comparison(**{**shared, "config": config}, runs=runs)
