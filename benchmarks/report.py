@@ -20,6 +20,7 @@ from typing import Any
 
 import bytes as bytes_program
 import numpy as np
+import scale as scale_program
 from accuracy import PARTS, TARGET
 from PIL import Image
 
@@ -224,40 +225,17 @@ def sizes() -> str:
 
 
 def scale() -> str:
-    rows = [
-        [
-            f"`{each['method']}`",
-            f"{each['clients']:,}",
-            f"{each['seconds']:.0f}",
-            f"{statistics.median(each['seconds_of_rounds']):.2f}",
-            f"{each['server_peak_above_start'] / 1e6:.0f}",
-            f"{each['worker_peak'] / 1e6:.0f}",
-        ]
-        for each in document("scale")["runs"]
-        if len(each["seconds_of_rounds"]) < 10
-    ]
-    return markdown(
-        ("method", "clients", "whole run, s", "round, s", "server above start, MB", "worker, MB"), rows
-    )
+    return named(scale_program.sizes(document("scale")["runs"]))
 
 
 def growth() -> str:
-    rows = []
-    for each in document("scale")["runs"]:
-        if len(each["seconds_of_rounds"]) >= 50:
-            kinds = ("server_resident", "worker_resident")
-            rows.append(
-                [f"`{each['method']}`", *(f"{each[kind][at] / 1e6:.0f}" for kind in kinds for at in (24, -1))]
-            )
-    last = document("scale")["runs"][-1]["rounds"]
-    header = (
-        "method",
-        "server, round 25, MB",
-        f"round {last}, MB",
-        "worker, round 25, MB",
-        f"round {last}, MB",
-    )
-    return markdown(header, rows)
+    return named(scale_program.growth(document("scale")["runs"]))
+
+
+def named(lines: list[list[str]]) -> str:
+    """Write a header and rows, the first cell of which is a method's name."""
+    header, *rows = lines
+    return markdown(header, [[f"`{name}`", *cells] for name, *cells in rows])
 
 
 def made_with(name: str) -> str:

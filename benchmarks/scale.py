@@ -17,9 +17,11 @@ import json
 import logging
 import os
 import resource
+import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +41,8 @@ SETTINGS = {
     "fedhyb": ["server-epochs=1"],
     "ktpfl": ["public-samples=100"],
 }
+
+Rows = list[list[str]]
 
 
 def main() -> None:
@@ -77,7 +81,7 @@ def main() -> None:
             found["runs"].append(apart(method, clients, rounds))
             if options.out:
                 options.out.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
-    show(found["runs"])
+    show(found["runs"], options.long)
 
 
 def apart(method: str, clients: int, rounds: int) -> dict[str, Any]:
@@ -156,37 +160,60 @@ class Measured(Noting):
         return {"resident": resident(), "peak": peak}
 
 
-def show(runs: list[dict[str, Any]]) -> None:
+def sizes(runs: Iterable[Mapping[str, Any]]) -> Rows:
+    """Return seconds and peaks of the short runs, the header first; the pages show the same."""
+    header = ["method", "clients", "whole run, s", "round, s", "server above start, MB", "worker, MB"]
+    return [
+        header,
+        *(
+            [
+                each["method"],
+                f"{each['clients']:,}",
+                f"{each['seconds']:.0f}",
+                f"{statistics.median(each['seconds_of_rounds']):.2f}",
+                f"{each['server_peak_above_start'] / 1e6:.0f}",
+                f"{each['worker_peak'] / 1e6:.0f}",
+            ]
+            for each in runs
+            if each["rounds"] == ROUNDS
+        ),
+    ]
+
+
+def growth(runs: Iterable[Mapping[str, Any]], rounds: int = LONG) -> Rows:
+    """Return what was in memory after :data:`LATER` and after all rounds of the runs that have so many."""
+    early = min(LATER, rounds)
+    last = f"round {rounds}, MB"
+    return [
+        ["method", f"server, round {early}, MB", last, f"worker, round {early}, MB", last],
+        *(
+            [
+                each["method"],
+                *(
+                    f"{each[kind][at - 1] / 1e6:.0f}"
+                    for kind in ("server_resident", "worker_resident")
+                    for at in (early, rounds)
+                ),
+            ]
+            for each in runs
+            if each["rounds"] == rounds
+        ),
+    ]
+
+
+def show(runs: list[dict[str, Any]], long: int) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD)
-    for header in ("method", "clients", "rounds", "s", "s/round", "server above start MB", "worker MB"):
-        table.add_column(header, justify="left" if header == "method" else "right")
-    growth = Table(box=box.SIMPLE_HEAD)
-    for header in ("method", "server, round 25 MB", "round 50 MB", "worker, round 25 MB", "round 50 MB"):
-        growth.add_column(header, justify="left" if header == "method" else "right")
-    for each in runs:
-        if each["rounds"] == ROUNDS:
-            rounds = each["seconds_of_rounds"]
-            table.add_row(
-                each["method"],
-                f"{each['clients']:,}",
-                str(each["rounds"]),
-                f"{each['seconds']:.0f}",
-                f"{sorted(rounds)[len(rounds) // 2]:.2f}",
-                f"{each['server_peak_above_start'] / 1e6:.0f}",
-                f"{each['worker_peak'] / 1e6:.0f}",
-            )
-        else:
-            cells = [
-                each[kind][at] for kind in ("server_resident", "worker_resident") for at in (LATER - 1, -1)
-            ]
-            growth.add_row(each["method"], *(f"{cell / 1e6:.0f}" for cell in cells))
     console = Console(width=120)
-    console.print(table)
-    console.print(growth)
+    for header, *rows in (sizes(runs), *([growth(runs, long)] if long else [])):
+        table = Table(box=box.SIMPLE_HEAD)
+        for name in header:
+            table.add_column(name, justify="left" if name == "method" else "right")
+        for row in rows:
+            table.add_row(*row)
+        console.print(table)
 
 
 if __name__ == "__main__":

@@ -68,6 +68,26 @@ def test_what_it_takes_to_reach_the_target(monkeypatch: pytest.MonkeyPatch) -> N
     assert report.to_target([run(0, 0.5)]) == ("–", "–", "–")
 
 
+def test_a_short_long_run_is_compared_with_its_own_last_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    scale = program("scale", monkeypatch)
+
+    def run(rounds: int) -> dict[str, object]:
+        grown = [number * 10**6 for number in range(1, rounds + 1)]
+        return {
+            "method": "fedavg",
+            "rounds": rounds,
+            "server_resident": grown,
+            "worker_resident": grown[::-1],
+        }
+
+    runs = [run(12), run(scale.LONG)]
+    assert scale.growth(runs)[1:] == [["fedavg", "25", "50", "26", "1"]]
+    assert scale.growth(runs, 12) == [
+        ["method", "server, round 12, MB", "round 12, MB", "worker, round 12, MB", "round 12, MB"],
+        ["fedavg", "12", "12", "1", "1"],
+    ]
+
+
 def test_every_result_has_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
     remake = program("remake", monkeypatch)
     assert remake.missing() == []
