@@ -29,10 +29,12 @@ from typing import Any
 
 from rich.console import Console
 
-from flwr_kd import registry, results
-from flwr_kd.results import Comparison
-from flwr_kd.simulation import Experiment, run
-from flwr_kd.unfinished import Unfinished
+from flwr_kd import registry
+from flwr_kd.experiments.experiment import Experiment
+from flwr_kd.experiments.resumption import Unfinished
+from flwr_kd.experiments.runner import run
+from flwr_kd.results import provenance, schema, table
+from flwr_kd.results.schema import Comparison
 
 METHODS = (
     "fedavg",
@@ -88,7 +90,7 @@ def main() -> None:
     methods, seeds = options.methods.split(","), [int(seed) for seed in options.seeds.split(",")]
     for part in options.parts.split(","):
         comparison = compared(part, methods, seeds, options.out / part)
-        Console(width=100).print(part, results.table(comparison))
+        Console(width=100).print(part, table.table(comparison))
 
 
 def compared(part: str, names: list[str], seeds: list[int], folder: Path) -> Comparison:
@@ -108,7 +110,7 @@ def compared(part: str, names: list[str], seeds: list[int], folder: Path) -> Com
     }
     shared: dict[str, Any] = {
         "config": experiment.shared(),
-        "versions": results.versions(),
+        "versions": provenance.versions(),
         "command": shlex.join(["python", "benchmarks/accuracy.py", "--parts", part]),
     }
     unfinished = Unfinished(
@@ -141,7 +143,7 @@ def _has(method: registry.Method, setting: str) -> bool:
     return name in method.config_class.field_types() and name not in method.fixed
 
 
-def timed(method: registry.Method, experiment: Experiment, config: Any) -> results.RunResult:
+def timed(method: registry.Method, experiment: Experiment, config: Any) -> schema.RunResult:
     """Run once; a round's seconds are CPU seconds. Each client's own accuracies are left out: no table has them."""
     ends = [time.process_time()]
     found = run(method, experiment, config, on_round=lambda _: ends.append(time.process_time()))

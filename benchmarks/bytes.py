@@ -36,14 +36,16 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from flwr_kd import registry, simulation, wire
+from flwr_kd import registry
 from flwr_kd.config import MethodConfig
-from flwr_kd.inline import InlineGrid
+from flwr_kd.experiments import data, runner
+from flwr_kd.experiments.experiment import Experiment
 from flwr_kd.models import build_model
 from flwr_kd.registry import Method
-from flwr_kd.results import versions
-from flwr_kd.simulation import Experiment
-from flwr_kd.strategy import RoundStats
+from flwr_kd.results.provenance import versions
+from flwr_kd.server.records import RoundStats
+from flwr_kd.transport import flower_records, inline_grid
+from flwr_kd.transport.inline_grid import InlineGrid
 
 ROUNDS, SHOWN = 3, 2
 """Round 2 is shown: not the first, in which some send less, nor the last, after which pFedDF fine-tunes."""
@@ -337,7 +339,7 @@ def fedmd() -> tuple[Sent, ...]:
 def ktpfl() -> tuple[Sent, ...]:
     """As in figure 1. Algorithm 1 also distributes the matrix; by its text only the server needs it.
 
-    Figure 5 counts public data that is at the server, and sent: that is ``public-data=server``, not measured here.
+    Figure 5 counts public data that is at the server, and sent: that is ``public-at=server``, not measured here.
     """
     return public("KT-pFL, figure 1, step 5; equation 2", "KT-pFL, figure 1, step 3")
 
@@ -409,7 +411,7 @@ def measuring() -> Iterator[list[Note]]:
             ids = list(super().push_messages(sent))
             for message_id, message in zip(ids, sent, strict=True):
                 config = message.content.config_records.get("fitins.config", {})
-                self.phases[message_id] = str(config.get(wire.PHASE, "handshake"))
+                self.phases[message_id] = str(config.get(flower_records.PHASE, "handshake"))
                 self.note(message, self.phases[message_id], "down", message.metadata.dst_node_id)
             return ids
 
@@ -425,7 +427,7 @@ def measuring() -> Iterator[list[Note]]:
         def note(self, message: Message, phase: str, direction: str, node_id: int) -> None:
             content = message.content
             weights = sum(len(a.data) for record in content.array_records.values() for a in record.values())
-            parts = {"weights": weights, "knowledge": wire.nbytes(content) - weights}
+            parts = {"weights": weights, "knowledge": flower_records.nbytes(content) - weights}
             notes.append(
                 Note(
                     round=int(message.metadata.group_id or 0),
@@ -437,7 +439,7 @@ def measuring() -> Iterator[list[Note]]:
                 )
             )
 
-    with mock.patch.object(simulation, "InlineGrid", MeasuringGrid):
+    with mock.patch.object(inline_grid, "InlineGrid", MeasuringGrid):
         yield notes
 
 
@@ -471,7 +473,7 @@ def run(method: Method, experiment: Experiment, config: MethodConfig) -> dict[st
     sent = FORMULAS[method.name]()
     rounds: list[RoundStats] = []
     with measuring() as notes:
-        simulation.run(method, experiment, config, on_round=rounds.append)
+        runner.run(method, experiment, config, on_round=rounds.append)
     sizes = {
         (client, way): sizes_of(method, experiment, config, client, way)
         for client in range(experiment.clients)
@@ -511,7 +513,7 @@ def sizes_of(
 ) -> dict[str, int]:
     """Return what the letters stand for, for what a client is sent or sends; from data and model alone."""
     network = experiment.build_model(client)
-    bundle, splits = simulation.bundle_of(experiment), simulation.client_splits(experiment)
+    bundle, splits = data.bundle_of(experiment), data.client_splits(experiment)
     labels = [bundle.train.y.numpy()[train] for train, _ in splits]
     counts = [np.bincount(mine, minlength=bundle.num_classes) for mine in labels]
     threshold = getattr(config, "threshold", 0.0)
@@ -527,8 +529,8 @@ def sizes_of(
         "B": sum(b.numel() for b in buffers if b.is_floating_point()),
         "L": sum(b.numel() for b in buffers if not b.is_floating_point()),
     }
-    if method.public_data == "clients":
-        found["A"] = len(simulation.public_of(experiment))
+    if method.public_at == "clients":
+        found["A"] = len(data.public_of(experiment))
         found["P"] = min(int(config.public_samples), found["A"])
     if hasattr(config, "sectors"):
         found["S"], left = divmod(experiment.clients, int(config.sectors))
@@ -619,7 +621,7 @@ def model_row(name: str) -> dict[str, Any]:
     content = RecordDict({"fitins.parameters": ArrayRecord(state), "fitins.config": ConfigRecord()})
     parameters = sum(p.numel() * p.element_size() for p in network.parameters())
     batchnorm = sum(b.numel() * b.element_size() for b in network.buffers())
-    counted = wire.nbytes(content)
+    counted = flower_records.nbytes(content)
     return {
         "model": name,
         "arrays": len(state),

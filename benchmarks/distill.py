@@ -22,13 +22,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from flwr_kd.batches import Batches
 from flwr_kd.config import DistillationConfig
 from flwr_kd.data import ArrayDataset
-from flwr_kd.ensemble import distil_ensemble
+from flwr_kd.distillation.student import distil_ensemble
+from flwr_kd.learning.batches import Batches
+from flwr_kd.learning.weights import get_weights, load_weights
 from flwr_kd.models import build_model
-from flwr_kd.results import versions
-from flwr_kd.weights import get_weights, load_weights
+from flwr_kd.results.provenance import versions
 
 TEACHERS, SAMPLES, EPOCHS, BATCH = 20, 1000, 5, 128
 SHAPE, CLASSES, REPEATS = (1, 28, 28), 10, 3

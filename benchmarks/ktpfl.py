@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flwr_kd.results import versions
+from flwr_kd.results.provenance import versions
 from flwr_kd.strategies.ktpfl.functional import coefficient_gradient, extend, personal_targets, step
 
 SAMPLES, CLASSES, CLIENTS, LOOPED = 3000, 10, (20, 100, 1000), (20, 100)

@@ -17,10 +17,11 @@ from typing import Any
 from torch import Tensor
 
 from flwr_kd import registry
-from flwr_kd.results import versions
-from flwr_kd.simulation import Experiment, run
+from flwr_kd.experiments.experiment import Experiment
+from flwr_kd.experiments.runner import run
+from flwr_kd.results.provenance import versions
+from flwr_kd.server.records import Reply
 from flwr_kd.strategies.ktpfl import KTpFL
-from flwr_kd.strategy import Reply
 
 SETTINGS = ("local-epochs=5", "batch-size=32", "public-samples=500")
 EXPERIMENT = Experiment(

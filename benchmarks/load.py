@@ -28,11 +28,12 @@ from flwr.client import Client
 from flwr.clientapp import ClientApp
 
 from flwr_kd import registry
-from flwr_kd.client import Answer, KDClient, Task
+from flwr_kd.client.client import KDClient
+from flwr_kd.client.task import Answer, Task
 from flwr_kd.data import ArrayDataset
-from flwr_kd.inline import InlineGrid
 from flwr_kd.models import build_model
-from flwr_kd.results import versions
+from flwr_kd.results.provenance import versions
+from flwr_kd.transport.inline_grid import InlineGrid
 
 ROOT = Path(__file__).resolve().parents[1]
 METHODS, CLIENTS = ("fedavg", "fedhkd"), (10, 64, 100)

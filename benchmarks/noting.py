@@ -11,10 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from flwr import clientapp
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
-
-from flwr_kd import simulation
 
 
 class Noting(ClientApp):  # type: ignore[misc]
@@ -41,12 +40,12 @@ class Noting(ClientApp):  # type: ignore[misc]
 def noted(app: Callable[[Callable[[Context], Any], str], Noting]) -> Iterator[list[dict[str, Any]]]:
     """Give simulations the app of a client_fn and a folder; the list has its lines after the block."""
     lines: list[dict[str, Any]] = []
-    real = simulation.ClientApp
+    real = clientapp.ClientApp
     with tempfile.TemporaryDirectory() as folder:
-        simulation.ClientApp = lambda client_fn: app(client_fn, folder)  # type: ignore[misc, assignment]
+        clientapp.ClientApp = lambda client_fn: app(client_fn, folder)  # type: ignore[misc, assignment]
         try:
             yield lines
         finally:
-            simulation.ClientApp = real  # type: ignore[misc]
+            clientapp.ClientApp = real  # type: ignore[misc]
         for file in Path(folder).glob("*.jsonl"):
             lines += map(json.loads, file.read_text(encoding="utf-8").splitlines())

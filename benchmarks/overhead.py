@@ -38,14 +38,17 @@ from flwr.clientapp import ClientApp
 from noting import Noting, noted
 from torch import Tensor, nn
 
-from flwr_kd import registry, simulation, training
-from flwr_kd.batches import Batches, into_batches
-from flwr_kd.client import KDClient
+from flwr_kd import registry
+from flwr_kd.client.client import KDClient
+from flwr_kd.client.personal_state import PersonalState
 from flwr_kd.config import MethodConfig
-from flwr_kd.payload import Payload
-from flwr_kd.results import versions
-from flwr_kd.simulation import Experiment, bundle_of, client_splits
-from flwr_kd.state import PersonalState
+from flwr_kd.experiments import evaluation, runner
+from flwr_kd.experiments.data import bundle_of, client_splits
+from flwr_kd.experiments.experiment import Experiment
+from flwr_kd.learning import loop
+from flwr_kd.learning.batches import Batches, into_batches
+from flwr_kd.results.provenance import versions
+from flwr_kd.transport.payload import Payload
 
 PLAIN = "flower"
 METHODS = (PLAIN, "fedavg", "fedhkd", "ktpfl")
@@ -227,7 +230,7 @@ def _steps(
 ) -> None:
     """Train as a tutorial does; then as many samples again as a client distils, of its own."""
     model.train()
-    optimizer = training.make_optimizer(model, config, config.learning_rate)
+    optimizer = loop.make_optimizer(model, config, config.learning_rate)
     for _ in range(config.local_epochs):
         for chunk in into_batches(torch.randperm(len(x), generator=generator), config.batch_size):
             _step(model, optimizer, x[chunk], y[chunk])
@@ -314,7 +317,7 @@ def _instrument() -> None:
     """Put clocks around the functions whose time is asked for, once per worker process."""
     if KDClient.measure.__name__ == "timed":
         return
-    real = training.fit
+    real = loop.fit
     fit = _timed("sgd", real)
     for name, module in list(sys.modules.items()):
         if name.startswith("flwr_kd") and getattr(module, "fit", None) is real:
@@ -333,7 +336,7 @@ def simulated(
     """Return the median seconds of a round after the first, and where they went."""
     ends: list[float] = []
     at_server: dict[int, float] = {}
-    real_evaluator = simulation.evaluator
+    real_evaluator = evaluation.evaluator
 
     def timed_evaluator(*args: Any, **kwargs: Any) -> Callable[[int, ArrayRecord], MetricRecord | None]:
         function = real_evaluator(*args, **kwargs)
@@ -346,17 +349,17 @@ def simulated(
 
         return call
 
-    simulation.evaluator = timed_evaluator
+    evaluation.evaluator = timed_evaluator
     try:
         with noted(lambda client_fn, folder: TimedApp(client_fn, folder, evaluate)) as lines:
-            simulation.run(
+            runner.run(
                 entry,
                 replace(experiment, seed=0),
                 config,
                 on_round=lambda _: ends.append(time.perf_counter()),
             )
     finally:
-        simulation.evaluator = real_evaluator
+        evaluation.evaluator = real_evaluator
     # From the end of one round to the end of the next, so that nothing between rounds is left out.
     seconds = [later - earlier for earlier, later in itertools.pairwise(ends)]
     of_rounds: dict[str, list[float]] = {part: [] for part in PARTS}

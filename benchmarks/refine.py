@@ -26,13 +26,13 @@ from flwr.client import Client
 from flwr.clientapp import ClientApp
 from scipy.optimize import brentq
 
-from flwr_kd.client import Answer, Task
-from flwr_kd.inline import InlineGrid
+from flwr_kd.client.task import Answer, Task
 from flwr_kd.models import SplitModel, build_predictor
-from flwr_kd.results import versions
+from flwr_kd.results.provenance import versions
+from flwr_kd.server.records import Node, Reply
 from flwr_kd.strategies.feddkc import refine_entropy, refine_peak
 from flwr_kd.strategies.fedgkt import ClientFeatures, FedGKT, FedGKTClient
-from flwr_kd.strategy import Node, Reply
+from flwr_kd.transport.inline_grid import InlineGrid
 
 SHAPES = ((100_000, 10, 0.7, 0.8), (10_000, 100, 0.7, 0.8))
 REPEATS, LOOP_ROWS = 7, 1000

@@ -16,7 +16,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from flwr_kd import results
+from flwr_kd.results import files
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -62,7 +62,7 @@ def main() -> None:
         else:
             folder = ROOT / "runs" / name
             call(["bash", f"{SCRIPTS[name]}.sh", str(folder)])
-            for result in sorted(folder.glob(f"*/{results.FILE_NAME}")):
+            for result in sorted(folder.glob(f"*/{files.FILE_NAME}")):
                 shutil.copyfile(result, RESULTS / f"{name}-{result.parent.name}.json")
 
 
@@ -89,7 +89,7 @@ def call(words: list[str]) -> None:
 
 def collect_search(folder: Path) -> None:
     """Write the last accuracies of all runs of FedHyb's search into one file."""
-    found = {path.parent.name: results.load(path) for path in sorted(folder.glob(f"*/{results.FILE_NAME}"))}
+    found = {path.parent.name: files.load(path) for path in sorted(folder.glob(f"*/{files.FILE_NAME}"))}
     document = {
         "command": "benchmarks/fedhyb_search.sh",
         "versions": next(iter(found.values())).versions,

@@ -24,9 +24,9 @@ import scale as scale_program
 from accuracy import PARTS, TARGET
 from PIL import Image
 
-from flwr_kd import results
-from flwr_kd.plotting import palette
-from flwr_kd.results import Comparison, RunResult
+from flwr_kd.plotting.style import palette
+from flwr_kd.results import files
+from flwr_kd.results.schema import Comparison, RunResult
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -86,7 +86,7 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def loaded(part: str) -> Comparison:
-    return results.load(RESULTS / "accuracy" / part)
+    return files.load(RESULTS / "accuracy" / part)
 
 
 def document(name: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import argparse
 import statistics
 from pathlib import Path
 
-from flwr_kd import results
+from flwr_kd.results import files
 
 SHARES = (0.7, 0.8, 0.9, 1.0)
 
@@ -20,7 +20,7 @@ def main() -> None:
     parser.add_argument("result", type=Path)
     parser.add_argument("--reference", default="fedavg")
     options = parser.parse_args()
-    by_method = results.load(options.result).by_method()
+    by_method = files.load(options.result).by_method()
     last = {run.seed: run.last["global_accuracy"] for run in by_method[options.reference]}
     print("| method | " + " | ".join(f"{share:.0%}" for share in SHARES) + " |")
     print("|---|" + "---|" * len(SHARES))

@@ -27,9 +27,10 @@ from typing import Any
 
 from noting import Noting, noted
 
-from flwr_kd import registry, simulation
-from flwr_kd.results import versions
-from flwr_kd.simulation import Experiment
+from flwr_kd import registry
+from flwr_kd.experiments import runner
+from flwr_kd.experiments.experiment import Experiment
+from flwr_kd.results.provenance import versions
 
 METHODS = ("fedavg", "fedhkd", "feddkc-skr", "fedhead", "fedhyb", "ktpfl")
 CLIENTS = (10, 100, 1000)
@@ -124,7 +125,7 @@ def run(method: str, clients: int, rounds: int) -> dict[str, Any]:
         server.append(resident())
 
     with noted(Measured) as lines:
-        simulation.run(entry, experiment, config, on_round=on_round)
+        runner.run(entry, experiment, config, on_round=on_round)
     last = {}
     for line in lines:
         if line["round"].isdigit():

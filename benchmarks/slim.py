@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from flwr_kd.models import build_model, count_flops, make_slimmable
-from flwr_kd.results import versions
+from flwr_kd.results.provenance import versions
 
 MODELS = ("lenet", "cnn", "resnet8", "resnet18", "shufflenet")
 SHAPES, CLASSES, BATCH = ((3, 32, 32), (1, 28, 28)), 10, 64

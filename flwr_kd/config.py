@@ -8,59 +8,14 @@ the wire and on the command line the same names are in kebab-case, like Flower's
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self, cast, get_type_hints
 
-__all__ = [
-    "ConfigError",
-    "DistillationConfig",
-    "MethodConfig",
-    "checked",
-    "first_line",
-    "hyper",
-    "plain",
-    "unknown_name",
-]
+from flwr_kd.checks import ConfigError, Scalar, allowed, checked
+from flwr_kd.text import unknown_name
 
-Scalar = bool | int | float | str
-
-
-class ConfigError(ValueError):
-    """A hyper-parameter or option has a name or a value that is not allowed."""
-
-
-def unknown_name(kind: str, name: str, valid: Iterable[str]) -> str:
-    """Return one line that names what is unknown, the nearest valid name, and all valid names.
-
-    >>> unknown_name("method", "fedhdk", ["fedavg", "fedhkd"])
-    "unknown method 'fedhdk' (did you mean 'fedhkd'?); valid: fedavg, fedhkd"
-    """
-    names = list(valid)
-    near = difflib.get_close_matches(name, names, n=1)
-    hint = f" (did you mean {near[0]!r}?)" if near else ""
-    return f"unknown {kind} {name!r}{hint}; valid: {', '.join(names)}"
-
-
-def plain(text: str, longest: int = 400) -> str:
-    r"""Return somebody else's text as one line of printable characters, which can neither flood nor forge a log.
-
-    >>> plain("lost\n\x1b[31mWARNING: all is lost"), plain("x" * 500, longest=5)
-    ('lost??[31mWARNING: all is lost', 'xxxxx...')
-    """
-    shown = "".join(c if c.isprintable() else "?" for c in text[:longest])
-    return shown if len(text) <= longest else f"{shown}..."
-
-
-def first_line(error: Exception) -> str:
-    r"""Return what a foreign error says, short enough to be quoted in one of ours; its type if it says nothing.
-
-    >>> first_line(ValueError("too wide\nby 3")), first_line(KeyError())
-    ('too wide', 'KeyError')
-    """
-    return plain((str(error).splitlines() or [type(error).__name__])[0], 200)
+__all__ = ["DistillationConfig", "MethodConfig", "hyper"]
 
 
 def hyper(
@@ -95,14 +50,6 @@ def hyper(
     return field(default=default, metadata=metadata)
 
 
-_COMPARE = {
-    ">": lambda value, bound: value > bound,
-    ">=": lambda value, bound: value >= bound,
-    "<": lambda value, bound: value < bound,
-    "<=": lambda value, bound: value <= bound,
-}
-
-
 def _kebab(name: str) -> str:
     return name.replace("_", "-")
 
@@ -125,7 +72,7 @@ class MethodConfig:
     32
     >>> MethodConfig(learning_rate=-1.0)
     Traceback (most recent call last):
-    flwr_kd.config.ConfigError: learning-rate must be > 0, got -1.0
+    flwr_kd.ConfigError: learning-rate must be > 0, got -1.0
     """
 
     local_epochs: int = hyper(5, "passes over the client's training data per round", ge=1)
@@ -264,51 +211,9 @@ class DistillationConfig(MethodConfig):
     )
 
 
-def _allowed(metadata: Mapping[str, Any]) -> str:
-    if metadata.get("choices"):
-        return "one of " + ", ".join(metadata["choices"])
-    return " and ".join(f"{sign} {bound:g}" for sign, bound in metadata.get("bounds", {}).items())
-
-
 def _described(metadata: Mapping[str, Any]) -> str:
-    allowed = _allowed(metadata)
-    return f"{metadata.get('help', '')}{f' ({allowed})' if allowed else ''}"
-
-
-def checked(name: str, value: Any, kind: type, metadata: Mapping[str, Any]) -> Scalar:
-    """Return a value of a kind; a whole number for a float becomes one.
-
-    Parameters
-    ----------
-    name : str
-        The key, for error messages.
-    value : Any
-        What was given.
-    kind : type
-        bool, int, float or str.
-    metadata : mapping
-        ``choices``, the values that are allowed, and ``bounds``, numbers by ``>``, ``>=``, ``<``, ``<=``; each may
-        be missing.
-
-    Raises
-    ------
-    ConfigError
-        If it is of another kind, not finite, or not allowed.
-    """
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        try:
-            value = float(value)
-        except OverflowError:
-            raise ConfigError(f"{name} must be finite, got a whole number beyond float's range") from None
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        raise ConfigError(f"{name} must be of type {kind.__name__}, got {value!r}")
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ConfigError(f"{name} must be finite, got {value!r}")
-    if metadata.get("choices") and value not in metadata["choices"]:
-        raise ConfigError(f"{name} must be {_allowed(metadata)}, got {value!r}")
-    if not all(_COMPARE[sign](value, bound) for sign, bound in metadata.get("bounds", {}).items()):
-        raise ConfigError(f"{name} must be {_allowed(metadata)}, got {value!r}")
-    return cast(Scalar, value)
+    rule = allowed(metadata)
+    return f"{metadata.get('help', '')}{f' ({rule})' if rule else ''}"
 
 
 def _parsed(name: str, text: str, kind: type) -> Scalar:

@@ -44,7 +44,7 @@ from typing import Any, overload
 import numpy as np
 import numpy.typing as npt
 
-from flwr_kd.config import ConfigError
+from flwr_kd.checks import ConfigError
 
 __all__ = [
     "ASSUMPTIONS",

@@ -8,9 +8,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .client import KDClient
-from .config import ConfigError, MethodConfig, unknown_name
-from .strategy import KDStrategy
+from flwr_kd.checks import ConfigError
+from flwr_kd.client.client import KDClient
+from flwr_kd.config import MethodConfig
+from flwr_kd.server.strategy import KDStrategy
+from flwr_kd.text import unknown_name
 
 __all__ = ["Method", "get", "methods", "register"]
 
@@ -31,8 +33,8 @@ class Method:
         What travels, in a few words.
     global_model : bool
         Whether the server has a model; without one there is no global accuracy.
-    public_data : str
-        Who needs public (proxy, reference) data: ``"server"``, whose strategy takes ``model``, ``public_data``
+    public_at : str
+        Who needs public (proxy, reference) data: ``"server"``, whose strategy takes ``model``, ``public_set``
         and ``device`` (``models`` where clients may have different ones), or nobody (empty). ``"synthetic"``: the
         server makes them, and its strategy takes ``model``, ``input_shape`` and ``device``. ``"clients"``: every
         client, which takes ``public_set``, as does the strategy.
@@ -58,7 +60,7 @@ class Method:
     paper: str
     exchanged: str
     global_model: bool
-    public_data: str = ""
+    public_at: str = ""
     heterogeneous: bool = False
     fixed: Mapping[str, Any] = field(default_factory=dict)
     client_options: Mapping[str, Any] = field(default_factory=dict)

@@ -12,11 +12,12 @@ from flwr.app import ArrayRecord, Context
 from flwr.clientapp import ClientApp
 
 from flwr_kd import registry
-from flwr_kd.attacks import MaliciousClient, parse_attack
 from flwr_kd.data import ArrayDataset
-from flwr_kd.inline import InlineGrid
+from flwr_kd.experiments.attacks import MaliciousClient, parse_attack
 from flwr_kd.models import build_model
-from flwr_kd.strategy import KDResult, KDStrategy
+from flwr_kd.server.records import KDResult
+from flwr_kd.server.strategy import KDStrategy
+from flwr_kd.transport.inline_grid import InlineGrid
 
 CLASSES = 4
 SHAPE = (1, 4, 4)
@@ -56,7 +57,7 @@ class Federation:
             context=context,
             device="cpu",
             **self.method.client_options,
-            **({"public_set": blobs(32, 200)} if self.method.public_data == "clients" else {}),
+            **({"public_set": blobs(32, 200)} if self.method.public_at == "clients" else {}),
         )
         if attack is not None:
             client = MaliciousClient(client, attack, partition=index)
@@ -70,12 +71,12 @@ class Federation:
 
     def strategy(self, *settings: str, **options: Any) -> KDStrategy:
         options.setdefault("min_available_nodes", self.clients)
-        if self.method.public_data == "server":
+        if self.method.public_at == "server":
             models: dict[str, Any] = {"model": small_model()}
             if self.method.heterogeneous:
                 models = {"models": [small_model(name) for name in dict.fromkeys(self.models)]}
-            options = {**models, "public_data": blobs(32, 200), "device": "cpu", **options}
-        if self.method.public_data == "synthetic":
+            options = {**models, "public_set": blobs(32, 200), "device": "cpu", **options}
+        if self.method.public_at == "synthetic":
             options = {"model": small_model(), "input_shape": SHAPE, "device": "cpu", **options}
         quick = ["local-epochs=1", "batch-size=8", "optimizer=adam", "learning-rate=0.005"]
         return self.method.strategy(self.method.config([*quick, *settings]), **options)

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from safetensors.numpy import save
 
-from flwr_kd.payload import Payload
+from flwr_kd.transport.payload import Payload
 
 NDArray = npt.NDArray[Any]
 Mutation = Callable[[RecordDict, random.Random, Sequence[RecordDict]], None]

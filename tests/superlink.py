@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import pytest
 
-from flwr_kd import results
+from flwr_kd.results import files, schema
 from tests.processes import PROGRAMS, Process, free_port, guarded, living, start_environment, wait_for
 
 __all__ = ["Deployment", "Run", "SuperLink", "SuperNode", "living", "wait_for"]
@@ -59,11 +59,11 @@ class Run:
         self.status = str(wait_for(ended, "the run's end", 60, pause=1))
         return self.status
 
-    def result(self) -> results.Comparison:
+    def result(self) -> schema.Comparison:
         """Wait for the run's end, and read what it has saved."""
         status = self.wait()
         assert status == "finished:completed", f"{status}\n{self.log[-5000:]}"
-        return results.load(self.out)
+        return files.load(self.out)
 
 
 class SuperLink:

@@ -10,7 +10,9 @@ from flwr.app import ConfigRecord
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flwr_kd.config import ConfigError, MethodConfig, hyper, unknown_name
+from flwr_kd.checks import ConfigError
+from flwr_kd.config import MethodConfig, hyper
+from flwr_kd.text import unknown_name
 
 repeatable = settings(max_examples=60, deadline=None, derandomize=True)
 

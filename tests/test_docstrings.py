@@ -23,7 +23,7 @@ MODULES = sorted(
 
 
 def test_there_are_modules_to_look_at() -> None:
-    assert {"flwr_kd.payload", "flwr_kd.strategies.fedhkd.functional"} <= set(MODULES)
+    assert {"flwr_kd.transport.payload", "flwr_kd.strategies.fedhkd.functional"} <= set(MODULES)
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -26,17 +26,19 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flwr_kd import registry, wire
-from flwr_kd.exchange import Node, Reply, RoundStats
-from flwr_kd.inline import Fault, InlineGrid
+from flwr_kd import registry
 from flwr_kd.models import build_model
-from flwr_kd.payload import Payload, PayloadError
-from flwr_kd.public import SoftPredictions, unpack_predictions
+from flwr_kd.public_data.messages import SoftPredictions, unpack_predictions
 from flwr_kd.seeding import derive_seed
+from flwr_kd.server.records import Node, Reply, RoundStats
+from flwr_kd.server.strategy import KDStrategy
 from flwr_kd.strategies.fedgkt.messages import ClientFeatures
 from flwr_kd.strategies.fedhkd import HyperKnowledge
 from flwr_kd.strategies.fedproto.messages import Prototypes
-from flwr_kd.strategy import KDStrategy
+from flwr_kd.testing.faults import Fault
+from flwr_kd.transport import flower_records
+from flwr_kd.transport.inline_grid import InlineGrid
+from flwr_kd.transport.payload import Payload, PayloadError
 from tests import mutate
 
 METHODS = list(registry.methods())
@@ -129,10 +131,10 @@ def recorded(make: Any, name: str) -> Recorded:
         assert {phase for _, phase in scenes} == set(strategy.phases)
         handshakes = {}
         for node in grid.get_node_ids():
-            config = {**strategy.config.to_wire(), wire.SEED: strategy.seed}
-            (message_id,) = grid.push_messages([wire.properties_message(node, config=config)])
+            config = {**strategy.config.to_wire(), flower_records.SEED: strategy.seed}
+            (message_id,) = grid.push_messages([flower_records.properties_message(node, config=config)])
             (answer,) = grid.pull_messages([message_id])
-            handshakes[node] = wire.read_properties(answer)
+            handshakes[node] = flower_records.read_properties(answer)
     return Recorded(initial, scenes, handshakes, federation)
 
 
@@ -142,7 +144,7 @@ def prepared(make: Any, case: Case) -> tuple[Any, ArrayRecord, dict[str, Any]]:
         return federation, federation.initial(), {}
     federation.models = [case.model] * CLIENTS
     model = build_model(case.model, input_shape=(1, 4, 4), num_classes=4, seed=0, feature_dim=8)
-    options = {"model": model} if federation.method.public_data == "server" else {}
+    options = {"model": model} if federation.method.public_at == "server" else {}
     return federation, ArrayRecord(model.state_dict()), options
 
 
@@ -1098,7 +1100,7 @@ def test_a_liar_that_comes_first_does_not_decide_for_the_others(name: str, feder
             grid.answers = {**grid.answers, **{node: run.handshakes[node] for node in others}}
 
         strategy._begin(run.initial)
-        with quiet() as lines, mock.patch("flwr_kd.strategy.time.sleep", come):
+        with quiet() as lines, mock.patch("flwr_kd.server.strategy.time.sleep", come):
             found = strategy._roster.wait(grid, CLIENTS - 1)
         assert set(others) <= {node.node_id for node in found}, (lie, lines)
         assert set(refusals(strategy)) <= {liar}
@@ -1249,7 +1251,7 @@ def peak_of(scene: Scene, content: RecordDict) -> tuple[int, int, list[str]]:
     """Return the most memory that reading an answer took beside itself, its size, and the warnings."""
     strategy, message = copy.deepcopy(scene.strategy), scene.messages[hostile(scene)]
     strategy._checked(scene.phase, message, honest(scene)[hostile(scene)])  # what is loaded once
-    size = wire.nbytes(content) + sum(
+    size = flower_records.nbytes(content) + sum(
         len(v) for record in content.config_records.values() for v in record.values() if isinstance(v, str)
     )
     reply = Message(content, reply_to=message)
@@ -1353,7 +1355,7 @@ def test_a_payload_beyond_the_limit_is_not_decoded(name: str, federation: Any) -
         content = mutate.fresh(scene.answers[position])
         content.config_records[mutate.METRICS]["payload"] = data
         peak, _, lines = peak_of(scene, content)
-        assert peak < wire.nbytes(scene.answers[position]) + FIXED
+        assert peak < flower_records.nbytes(scene.answers[position]) + FIXED
         (line,) = lines
         if scene.phase not in scene.strategy.reply_payloads:
             assert "expected none" in line

@@ -13,8 +13,11 @@ import pytest
 from flwr.app import ArrayRecord
 
 from flwr_kd import registry
-from flwr_kd.inline import GARBAGE, Fault, InlineGrid
-from flwr_kd.strategy import HandshakeError, KDStrategy
+from flwr_kd.server.records import HandshakeError
+from flwr_kd.server.strategy import KDStrategy
+from flwr_kd.testing.faults import Fault
+from flwr_kd.testing.garbage import GARBAGE
+from flwr_kd.transport.inline_grid import InlineGrid
 
 ROOT = Path(__file__).resolve().parents[1]
 METHODS = list(registry.methods())

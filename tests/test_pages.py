@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 import typer
 
-from flwr_kd import cli, privacy, registry, results
+from flwr_kd import privacy, registry
+from flwr_kd.cli import app, methods
+from flwr_kd.results import files, schema
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted(
@@ -115,7 +117,12 @@ def test_the_readme_lists_the_methods_as_registered() -> None:
             listed[name] = (different, public, has_global, label(folder(name) / "README.md") in page)
     yes = {True: "yes", False: "no"}
     assert listed == {
-        name: (yes[method.heterogeneous], cli.PUBLIC_DATA[method.public_data], yes[method.global_model], True)
+        name: (
+            yes[method.heterogeneous],
+            methods.PUBLIC_DATA[method.public_at],
+            yes[method.global_model],
+            True,
+        )
         for name, method in registry.methods().items()
     }
 
@@ -124,9 +131,9 @@ def test_the_usage_page_lists_the_apps() -> None:
     text = (ROOT / "docs" / "usage.md").read_text(encoding="utf-8")
     apps = [path.parent.name for path in ROOT.glob("apps/*/pyproject.toml")]
     assert apps
-    for app in apps:
-        assert f"(../apps/{app}/README.md)" in text
-        assert f"`flwr run apps/{app} " in text
+    for name in apps:
+        assert f"(../apps/{name}/README.md)" in text
+        assert f"`flwr run apps/{name} " in text
 
 
 def test_the_usage_pages_commands_run(tmp_path: Path) -> None:
@@ -145,7 +152,7 @@ def test_the_usage_pages_commands_run(tmp_path: Path) -> None:
         # Ray writes there, when it is not at peace.
         assert "raylet" not in done.stdout + done.stderr
     assert (tmp_path / "runs" / "hostile" / "landscape.png").stat().st_size > 10_000
-    for row in results.load(tmp_path / "runs" / "mine").summary():
+    for row in files.load(tmp_path / "runs" / "mine").summary():
         assert percent(row["local_accuracy"]) in section(ROOT / "docs" / "usage.md", "Command line"), row[
             "method"
         ]
@@ -167,7 +174,7 @@ def test_make_targets_exist() -> None:
 def test_commands_parse(page: str, line: str) -> None:
     """Each command's options exist and each method in it is registered; nothing is run."""
     words = shlex.split(line, comments=True)[1:]
-    group = typer.main.get_command(cli.app)
+    group = typer.main.get_command(app.app)
     command = group.commands[words[0]]  # type: ignore[attr-defined]
     if words[0] == "plot" and len(words) > 1:
         words = words[1:]
@@ -188,7 +195,7 @@ def test_results_on_the_page_are_those_of_the_benchmark() -> None:
     for alpha in ("0.1", "0.5"):
         for suffix, mark in (("", ""), ("-no-noise", ", `noise=none`")):
             path = ROOT / "benchmarks" / "results" / f"fedhkd-digits-alpha-{alpha}{suffix}.json"
-            for row in results.Comparison.from_json(path.read_text(encoding="utf-8")).summary():
+            for row in schema.Comparison.from_json(path.read_text(encoding="utf-8")).summary():
                 measured[f"`{row['method']}`{mark}", alpha] = [
                     "–" if value["mean"] is None else f"{100 * value['mean']:.2f} ± {100 * value['std']:.2f}"
                     for value in (row["local_accuracy"], row["global_accuracy"])
@@ -210,7 +217,7 @@ def test_feddkcs_results_on_the_page_are_those_of_the_benchmark() -> None:
     }
     measured, clients = {}, {}
     for path in (ROOT / "benchmarks" / "results").glob("feddkc-*.json"):
-        found = results.load(path)
+        found = files.load(path)
         dataset, alpha, order = re.fullmatch(r"feddkc-(.+)-alpha-([\d.]+)-(.+)", path.stem).groups()  # type: ignore[union-attr]
         for row in found.summary():
             key = (dataset, alpha, orders[order], f"`{row['method']}`")
@@ -243,7 +250,7 @@ def test_results_by_run_on_the_page_are_those_of_the_benchmark(method: str) -> N
     paths = sorted((ROOT / "benchmarks" / "results").glob(f"{method}-*.json"))
     measured = {}
     for path in paths:
-        for row in results.load(path).summary():
+        for row in files.load(path).summary():
             measured[f"`{path.stem.removeprefix(f'{method}-')}`", f"`{row['method']}`"] = [
                 percent(row[kind]) for kind in ("global_accuracy", "local_accuracy")
             ]
@@ -263,7 +270,7 @@ def test_fedhybs_search_on_the_page_is_that_of_the_benchmark() -> None:
 
 
 def test_fedhybs_rounds_on_the_page_are_those_of_the_benchmark() -> None:
-    runs = results.load(ROOT / "benchmarks" / "results" / "fedhyb-digits-10.json").by_method()
+    runs = files.load(ROOT / "benchmarks" / "results" / "fedhyb-digits-10.json").by_method()
     last = {run.seed: run.last["global_accuracy"] or 0.0 for run in runs["fedavg"]}
     measured = {}
     for method, each in runs.items():
@@ -321,7 +328,7 @@ def test_what_ktpfl_sends_on_the_page_is_that_of_the_benchmark() -> None:
     table = [cells for cells in rows(section(folder("ktpfl") / "README.md", "Results")) if len(cells) == 5]
     assert len(table) > 4
     for _, run, method, *shown in table:
-        found = results.load(ROOT / "benchmarks" / "results" / f"ktpfl-{run.strip('`')}.json").summary()
+        found = files.load(ROOT / "benchmarks" / "results" / f"ktpfl-{run.strip('`')}.json").summary()
         (row,) = (each for each in found if each["method"] == method.strip("`"))
         assert shown == [f"{row[kind]['mean'] / 1e6:.3f}" for kind in ("bytes_up", "bytes_down")], run
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from flwr_kd import privacy
-from flwr_kd.config import ConfigError
+from flwr_kd.checks import ConfigError
 
 SIGMAS = st.floats(0.05, 1e3)
 DELTAS = st.floats(1e-12, 0.5)

@@ -15,17 +15,20 @@ from flwr.clientapp import ClientApp
 from torch import nn
 from torch.utils.data import DataLoader
 
-from flwr_kd import wire
-from flwr_kd.batches import Batches
-from flwr_kd.client import KDClient, Task
-from flwr_kd.inline import Fault, InlineGrid
+from flwr_kd.client.client import KDClient
+from flwr_kd.client.task import Task
+from flwr_kd.learning.batches import Batches
+from flwr_kd.learning.loop import batchnorm_frozen
 from flwr_kd.models import build_model
-from flwr_kd.payload import PayloadError
+from flwr_kd.server.records import KDResult
+from flwr_kd.server.strategy import KDStrategy
 from flwr_kd.strategies.fedavg import FedAvg, FedAvgClient
 from flwr_kd.strategies.fedhkd import FedHKD, FedHKDClient, HyperKnowledge
 from flwr_kd.strategies.fedproto import FedProto, FedProtoClient
-from flwr_kd.strategy import KDResult, KDStrategy
-from flwr_kd.training import batchnorm_frozen
+from flwr_kd.testing.faults import Fault
+from flwr_kd.transport import flower_records
+from flwr_kd.transport.inline_grid import InlineGrid
+from flwr_kd.transport.payload import PayloadError
 
 QUICK: dict[str, Any] = {"local_epochs": 1, "batch_size": 8}
 MakeClient = Callable[[int, Context], KDClient]
@@ -57,7 +60,7 @@ def fit(
     strategy._begin(ArrayRecord(client.model.state_dict()))
     config: dict[str, Any] = strategy._config("train", server_round, {})
     if payload is not None:
-        config[wire.PAYLOAD] = payload
+        config[flower_records.PAYLOAD] = payload
     arrays, _, metrics = client.fit(client.arrays(()), config)
     return arrays, dict(metrics)
 

@@ -16,7 +16,8 @@ Examples
 >>> client = digits.train.subset(train)
 """
 
-from flwr_kd.data._base import ArrayDataset, Bundle, DataError
+from flwr_kd.checks import DataError
+from flwr_kd.data._base import ArrayDataset, Bundle
 from flwr_kd.data.augmentation import AUGMENTATIONS, augmentation, random_affine
 from flwr_kd.data.imbalance import long_tail
 from flwr_kd.data.loading import DATASETS, load, load_public, public_name

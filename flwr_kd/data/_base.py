@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -14,12 +14,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.utils.data import Dataset
 
+from flwr_kd.checks import DataError
+
 IntArray: TypeAlias = npt.NDArray[np.int64]
 AnyArray: TypeAlias = npt.NDArray[Any]
-
-
-class DataError(ValueError):
-    """A data set, a partition or an argument that cannot be used; the message says what is allowed."""
 
 
 class ArrayDataset(Dataset[tuple[Tensor, Tensor]]):
@@ -45,6 +43,9 @@ class ArrayDataset(Dataset[tuple[Tensor, Tensor]]):
     (3, (tensor([0., 0.]), tensor(1)), tensor([1, 0]))
     """
 
+    items_are_rows_of_tensors: ClassVar[bool] = True
+    """Whether item i is row i of :attr:`tensors`, so that whole batches can be indexed at once."""
+
     def __init__(self, x: Tensor, y: Tensor) -> None:
         if x.dtype not in (torch.float32, torch.int64) or x.ndim < 1:
             raise DataError(f"x must be float32 or int64 with shape [N, ...], not {x.dtype} {list(x.shape)}")
@@ -54,6 +55,15 @@ class ArrayDataset(Dataset[tuple[Tensor, Tensor]]):
             raise DataError(f"x and y must have the same length, not {len(x)} and {len(y)}")
         self.x = x
         self.y = y
+
+    def __init_subclass__(cls) -> None:
+        # A subclass may change what an item is, unless it says that it does not.
+        cls.items_are_rows_of_tensors = cls.__dict__.get("items_are_rows_of_tensors", False)
+
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor]:
+        """Inputs ``[N, ...]`` and labels ``[N]``."""
+        return self.x, self.y
 
     def __len__(self) -> int:
         return len(self.y)

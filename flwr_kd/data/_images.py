@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flwr_kd.data._base import AnyArray, DataError, require
+from flwr_kd.checks import DataError
+from flwr_kd.data._base import AnyArray, require
 from flwr_kd.data._source import Part, Source, cache_dir, first_folder
 
 DEBIAN_FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")

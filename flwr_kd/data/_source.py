@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from flwr_kd.data._base import AnyArray, DataError, IntArray
+from flwr_kd.checks import DataError
+from flwr_kd.data._base import AnyArray, IntArray
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flwr_kd.data._base import AnyArray, DataError, IntArray, require
+from flwr_kd.checks import DataError
+from flwr_kd.data._base import AnyArray, IntArray, require
 from flwr_kd.data._source import Part, Source
 
 _LABEL_NAMES = ("label", "target", "class")

@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flwr_kd.data._base import AnyArray, DataError, require
+from flwr_kd.checks import DataError
+from flwr_kd.data._base import AnyArray, require
 from flwr_kd.data._source import Part, Source
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from flwr_kd.data._base import DataError
+from flwr_kd.checks import DataError
 
 __all__ = ["AUGMENTATIONS", "augmentation", "random_affine"]
 

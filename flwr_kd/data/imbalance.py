@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
-from flwr_kd.data._base import AnyArray, DataError, IntArray, as_labels
+from flwr_kd.checks import DataError
+from flwr_kd.data._base import AnyArray, IntArray, as_labels
 from flwr_kd.seeding import numpy_generator
 
 __all__ = ["long_tail"]
@@ -55,7 +56,7 @@ def long_tail(labels: Tensor | AnyArray | Sequence[int], factor: float, *, seed:
     [8, 4, 2]
     >>> long_tail(labels, 100, seed=0)
     Traceback (most recent call last):
-    flwr_kd.data._base.DataError: imbalance factor 100 needs at least 100 samples of class 0 for one of class 2, ...
+    flwr_kd.DataError: imbalance factor 100 needs at least 100 samples of class 0 for one of class 2, ...
     """
     real = isinstance(factor, int | float | np.integer | np.floating) and not isinstance(factor, bool)
     if not real or not (math.isfinite(factor) and factor >= 1):

@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from flwr_kd.checks import DataError
 from flwr_kd.data import _images, _tables, _texts
-from flwr_kd.data._base import AnyArray, ArrayDataset, Bundle, DataError, whole
+from flwr_kd.data._base import AnyArray, ArrayDataset, Bundle, whole
 from flwr_kd.data._source import Part, Source
 from flwr_kd.data.own import DataSpec, load_samples
 from flwr_kd.data.partitioning import stratified

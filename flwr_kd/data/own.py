@@ -18,12 +18,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flwr_kd.config import first_line, unknown_name
-from flwr_kd.data._base import AnyArray, ArrayDataset, Bundle, DataError, require
+from flwr_kd.checks import DataError
+from flwr_kd.data._base import AnyArray, ArrayDataset, Bundle, require
 from flwr_kd.data._images import ImageSpec, adapt
 from flwr_kd.data._tables import read_table
 from flwr_kd.data.partitioning import split, stratified
 from flwr_kd.seeding import derive_seed, numpy_generator
+from flwr_kd.text import first_line, unknown_name
 
 __all__ = ["IMAGE_ENDINGS", "DataSpec", "load_own", "load_samples", "load_test"]
 

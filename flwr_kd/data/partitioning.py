@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from flwr_kd.data._base import AnyArray, DataError, IntArray, as_indices, as_labels, require, whole
+from flwr_kd.checks import DataError
+from flwr_kd.data._base import AnyArray, IntArray, as_indices, as_labels, require, whole
 from flwr_kd.seeding import derive_seed, numpy_generator
 
 __all__ = ["PARTITIONS", "histogram", "partition", "split"]

@@ -1,6 +1,6 @@
 """FedAvg's client half."""
 
-from flwr_kd.client import KDClient
+from flwr_kd.client.client import KDClient
 
 
 class FedAvgClient(KDClient):

@@ -16,7 +16,7 @@ register(
         paper="Lin et al., Ensemble Distillation for Robust Model Fusion (FedDF), NeurIPS 2020",
         exchanged="weights",
         global_model=True,
-        public_data="server",
+        public_at="server",
     )
 )
 register(
@@ -28,7 +28,7 @@ register(
         "NeurIPS 2021; FedDF with groups of unlike models, then fine-tuning",
         exchanged="weights, of one architecture per group",
         global_model=False,
-        public_data="server",
+        public_at="server",
         heterogeneous=True,
     )
 )

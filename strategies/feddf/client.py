@@ -2,7 +2,8 @@
 
 from typing import cast
 
-from flwr_kd.client import Answer, KDClient, Task
+from flwr_kd.client.client import KDClient
+from flwr_kd.client.task import Answer, Task
 
 from .config import FedDFConfig, PFedDFConfig
 
@@ -17,7 +18,7 @@ class PFedDFClient(FedDFClient):
     """Cross-entropy on the local data, and in the end a personal model: the last prototype, fine-tuned.
 
     That one stays at the client, in ``context.state`` or its ``state-dir``; see
-    :class:`flwr_kd.state.PersonalState`.
+    :class:`flwr_kd.PersonalState`.
     """
 
     config_class = PFedDFConfig

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from flwr_kd.config import DistillationConfig, hyper
-from flwr_kd.ensemble import AVERAGES
+from flwr_kd.distillation.teachers import AVERAGES
 
 
 @dataclass(frozen=True, kw_only=True)

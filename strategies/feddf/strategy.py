@@ -12,12 +12,14 @@ from flwr.common.logger import log
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from flwr_kd.config import ConfigError
-from flwr_kd.ensemble import DistillingStrategy, Group, ServerDistiller, distil_groups, soft_labels
+from flwr_kd.checks import ConfigError
+from flwr_kd.distillation.server import DistillingStrategy, Group, ServerDistiller, distil_groups
+from flwr_kd.distillation.teachers import soft_labels
+from flwr_kd.learning.weights import get_weights
 from flwr_kd.seeding import derive_seed
-from flwr_kd.strategy import KDStrategy, NDArray, Node, Outgoing, Reply
-from flwr_kd.weights import get_weights
-from flwr_kd.wire import ArrayTemplate
+from flwr_kd.server.records import NDArray, Node, Outgoing, Reply
+from flwr_kd.server.strategy import KDStrategy
+from flwr_kd.transport.template import ArrayTemplate
 
 from .config import FedDFConfig, PFedDFConfig
 
@@ -31,8 +33,8 @@ class FedDF(DistillingStrategy):
     ----------
     config : FedDFConfig, optional
         The hyper-parameters.
-    model, public_data, device, input_key, **options
-        See :class:`flwr_kd.ensemble.DistillingStrategy`.
+    model, public_set, device, input_key, **options
+        See :class:`flwr_kd.distillation.server.DistillingStrategy`.
 
     Attributes
     ----------
@@ -92,14 +94,14 @@ class PFedDF(KDStrategy):
     models : sequence of (nn.Module or (extractor, head))
         One per architecture, at least one; logits ``[B, C]``, with the same C. The prototypes start from their
         weights. Models whose arrays have the same names and shapes are one group, and the first of them counts.
-    public_data : Dataset or DataLoader
+    public_set : Dataset or DataLoader
         Map-style, of inputs as the clients' are, of pairs or of dicts; labels are not looked at.
     device : str or torch.device
         Where the server distils; ``"auto"``: CUDA, else MPS, else CPU.
     input_key : str, optional
         Key of the inputs in dict items, where it cannot be guessed.
     **options
-        See :class:`flwr_kd.strategy.KDStrategy`.
+        See :class:`flwr_kd.KDStrategy`.
 
     Attributes
     ----------
@@ -123,7 +125,7 @@ class PFedDF(KDStrategy):
         config: PFedDFConfig | None = None,
         *,
         models: Sequence[nn.Module | tuple[nn.Module, nn.Module]],
-        public_data: Dataset[Any] | DataLoader[Any],
+        public_set: Dataset[Any] | DataLoader[Any],
         device: str | torch.device = "auto",
         input_key: str | None = None,
         **options: Any,
@@ -141,7 +143,7 @@ class PFedDF(KDStrategy):
                 distiller = self.distillers[0].beside(model, called)
             else:
                 distiller = ServerDistiller(
-                    model, public_data, device=device, input_key=input_key, called=called
+                    model, public_set, device=device, input_key=input_key, called=called
                 )
             self._add_group(distiller)
         self.num_classes = self.distillers[0].num_classes

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from flwr_kd.config import ConfigError, hyper
+from flwr_kd.checks import ConfigError
+from flwr_kd.config import hyper
 
 from ..fedgkt.config import SERVER_ORDER, FedGKTConfig
 from .functional import check_entropy, check_peak

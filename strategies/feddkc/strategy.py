@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from torch import Tensor
 
-from flwr_kd.config import ConfigError
+from flwr_kd.checks import ConfigError
 
 from ..fedgkt import FedGKT
 from .config import FedDKCConfig

@@ -8,9 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from flwr_kd.batches import DatasetError
-from flwr_kd.client import KDClient, Objective, Task
-from flwr_kd.distillation import soft_targets
+from flwr_kd.client.client import KDClient, Objective
+from flwr_kd.client.task import Task
+from flwr_kd.learning.batches import DatasetError
+from flwr_kd.learning.losses import soft_targets
 from flwr_kd.models import SplitModel, as_feature_model
 
 from .config import FedGKTConfig
@@ -24,7 +25,7 @@ class FedGKTClient(KDClient):
     The model stays at the client. It is a pair ``(extractor, predictor)`` or a
     :class:`~flwr_kd.models.SplitModel`, whose features may have any shape; any other model is split before its
     last ``Linear``. All clients' features must have the shape that the server's predictor takes. For parameters
-    see :class:`flwr_kd.client.KDClient`; ``knowledge_set`` must have the samples of ``train_set`` in its order.
+    see :class:`flwr_kd.KDClient`; ``knowledge_set`` must have the samples of ``train_set`` in its order.
 
     Raises
     ------

@@ -13,8 +13,8 @@ import numpy.typing as npt
 from torch import Tensor
 from torch.nn import functional as F
 
-from flwr_kd.distillation import kl_divergence
-from flwr_kd.payload import PayloadError
+from flwr_kd.learning.losses import kl_divergence
+from flwr_kd.transport.payload import PayloadError
 
 __all__ = ["check_index", "in_sample_order", "transfer_loss"]
 
@@ -69,7 +69,7 @@ def check_index(index: npt.NDArray[np.int64], what: str = "index") -> None:
     >>> check_index(np.array([2, 0, 1]))
     >>> check_index(np.array([0, 2, 2]))
     Traceback (most recent call last):
-    flwr_kd.payload.PayloadError: index must name each of the 3 samples once; 1 is missing, 2 is given twice
+    flwr_kd.PayloadError: index must name each of the 3 samples once; 1 is missing, 2 is given twice
     """
     count = len(index)
     outside = index[(index < 0) | (index >= count)]

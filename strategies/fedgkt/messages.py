@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from flwr_kd.payload import LIMIT, Payload, PayloadError, array, check_magnitude
+from flwr_kd.transport.payload import LIMIT, Payload, PayloadError, array, check_magnitude
 
 from .functional import check_index
 

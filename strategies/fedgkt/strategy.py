@@ -12,17 +12,19 @@ from flwr.app import ArrayRecord
 from flwr.common.logger import log
 from torch import Tensor, nn
 
-from flwr_kd.batches import into_batches
-from flwr_kd.client import resolve_device
-from flwr_kd.config import ConfigError, first_line
-from flwr_kd.distillation import soft_targets
+from flwr_kd.checks import ConfigError
+from flwr_kd.learning.batches import into_batches
+from flwr_kd.learning.device import resolve_device
+from flwr_kd.learning.loop import fit, make_optimizer
+from flwr_kd.learning.losses import soft_targets
+from flwr_kd.learning.weights import get_weights, has_finite_weights, load_weights
 from flwr_kd.models import build_predictor
-from flwr_kd.payload import LIMIT, Payload, PayloadError, magnitude
 from flwr_kd.seeding import derive_seed, forked_global_rng, numpy_generator, torch_generator
-from flwr_kd.strategy import KDStrategy, NDArray, Node, Outgoing, Reply
-from flwr_kd.training import fit, make_optimizer
-from flwr_kd.weights import get_weights, has_finite_weights, load_weights
-from flwr_kd.wire import ArrayTemplate
+from flwr_kd.server.records import NDArray, Node, Outgoing, Reply
+from flwr_kd.server.strategy import KDStrategy
+from flwr_kd.text import first_line
+from flwr_kd.transport.payload import LIMIT, Payload, PayloadError, magnitude
+from flwr_kd.transport.template import ArrayTemplate
 
 from .config import FedGKTConfig
 from .functional import in_sample_order, transfer_loss
@@ -47,7 +49,7 @@ class FedGKT(KDStrategy):
     device : str or torch.device
         Where it is trained; ``"auto"``: CUDA, else MPS, else CPU.
     **options
-        See :class:`flwr_kd.strategy.KDStrategy`.
+        See :class:`flwr_kd.KDStrategy`.
 
     Attributes
     ----------

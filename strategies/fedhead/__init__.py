@@ -42,6 +42,6 @@ register(
         paper=_PAPER,
         exchanged="weights; to each sector's leader those of its sector",
         global_model=True,
-        public_data="server",
+        public_at="server",
     )
 )

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from flwr_kd.client import Answer, KDClient, Task
-from flwr_kd.ensemble import check_samples, distil_ensemble
-from flwr_kd.payload import PayloadError
+from flwr_kd.client.client import KDClient
+from flwr_kd.client.task import Answer, Task
+from flwr_kd.distillation.samples import check_samples
+from flwr_kd.distillation.student import distil_ensemble
+from flwr_kd.transport.payload import PayloadError
 
 from .config import FedHEADConfig
 from .messages import SectorEnsemble
@@ -16,7 +18,7 @@ class FedHEADClient(KDClient):
     """Trains on cross-entropy; as a leader it distils its sector's models into the global mean (equation 4).
 
     A leader's distillation uses its training samples without augmentation (``knowledge_set``), and not their
-    labels. For parameters see :class:`flwr_kd.client.KDClient`.
+    labels. For parameters see :class:`flwr_kd.KDClient`.
 
     Raises
     ------

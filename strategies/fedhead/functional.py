@@ -1,6 +1,6 @@
 """FedHEAD's sectors, leaders and communication cost, as pure functions.
 
-The distillation itself is :mod:`flwr_kd.ensemble`'s.
+The distillation itself is :mod:`flwr_kd.distillation`'s.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from flwr_kd.aggregation import shares
-from flwr_kd.config import ConfigError
+from flwr_kd.checks import ConfigError
+from flwr_kd.server.aggregation import shares
 
 __all__ = ["assign_sectors", "communication_cost", "draw_leader"]
 
@@ -52,7 +52,7 @@ def assign_sectors(
     ([0, 1, 2, 3, 4], [2, 3])
     >>> assign_sectors([7], 2, np.random.default_rng(0))
     Traceback (most recent call last):
-    flwr_kd.config.ConfigError: sectors must be at most the number of clients, got 2 sectors for 1 clients
+    flwr_kd.ConfigError: sectors must be at most the number of clients, got 2 sectors for 1 clients
     """
     if sectors < 1:
         raise ConfigError(f"sectors must be at least 1, got {sectors}")

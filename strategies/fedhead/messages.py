@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from flwr_kd.payload import Payload, PayloadError, array
+from flwr_kd.transport.payload import Payload, PayloadError, array
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,11 +10,12 @@ import numpy as np
 from flwr.app import ArrayRecord
 from flwr.common.logger import log
 
-from flwr_kd.aggregation import shares, weighted_mean
-from flwr_kd.config import ConfigError
-from flwr_kd.ensemble import DistillingStrategy
+from flwr_kd.checks import ConfigError
+from flwr_kd.distillation.server import DistillingStrategy
 from flwr_kd.seeding import numpy_generator
-from flwr_kd.strategy import KDStrategy, NDArray, Node, Outgoing, Reply
+from flwr_kd.server.aggregation import shares, weighted_mean
+from flwr_kd.server.records import NDArray, Node, Outgoing, Reply
+from flwr_kd.server.strategy import KDStrategy
 
 from .config import FedHEADConfig
 from .functional import assign_sectors, draw_leader
@@ -36,7 +37,7 @@ class FedHEAD(KDStrategy):
     config : FedHEADConfig, optional
         The hyper-parameters.
     **options
-        See :class:`flwr_kd.strategy.KDStrategy`.
+        See :class:`flwr_kd.KDStrategy`.
 
     Attributes
     ----------
@@ -226,8 +227,8 @@ class FedHEADPlus(DistillingStrategy, FedHEAD):
     ----------
     config : FedHEADConfig, optional
         The hyper-parameters.
-    model, public_data, device, input_key, **options
-        See :class:`flwr_kd.ensemble.DistillingStrategy`; the public data is the paper's reference set.
+    model, public_set, device, input_key, **options
+        See :class:`flwr_kd.distillation.server.DistillingStrategy`; the public data is the paper's reference set.
 
     Raises
     ------

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from flwr_kd.client import KDClient, Objective, Task
-from flwr_kd.training import batchnorm_frozen
+from flwr_kd.client.client import KDClient, Objective
+from flwr_kd.client.task import Task
+from flwr_kd.learning.loop import batchnorm_frozen
 
 from .config import FedHKDConfig
 from .functional import add_noise, classifier_loss, feature_loss, local_knowledge, noise_predictions
-from .messages import HyperKnowledge
-from .strategy import pack, unpack
+from .messages import HyperKnowledge, pack, unpack
 
 
 class FedHKDClient(KDClient):
@@ -25,7 +25,7 @@ class FedHKDClient(KDClient):
     Parameters
     ----------
     *args, **kwargs
-        See :class:`flwr_kd.client.KDClient`.
+        See :class:`flwr_kd.KDClient`.
     reproducible_noise : bool
         Draw the noise from the run's seed, as a simulation needs. The server knows that seed and could take
         the noise off again, so by default it is drawn from the operating system's randomness.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flwr_kd.distillation import safe_norm, soft_targets
+from flwr_kd.learning.losses import safe_norm, soft_targets
 from flwr_kd.privacy import noise_std
 
 from ..fedproto.functional import aggregate_means, check_features, class_index, class_means

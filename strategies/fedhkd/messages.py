@@ -4,10 +4,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
-from flwr_kd.payload import Payload, PayloadError, array, check_magnitude
+from flwr_kd.transport.payload import Payload, PayloadError, array, check_magnitude
 
-from ..fedproto.messages import check_classes
+from ..fedproto.messages import LARGEST_COUNT, check_classes
+from .functional import Knowledge
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,3 +40,26 @@ class HyperKnowledge(Payload, schema="fedhkd.hyper-knowledge", version=2, hint="
         sums = self.predictions.sum(axis=1, dtype=np.float64)
         if (self.predictions < 0).any() or (np.abs(sums - 1) > 1e-3).any():
             raise PayloadError(f"{self.schema}: field 'predictions' must have rows at least 0 that sum to 1")
+
+
+def pack(knowledge: Knowledge) -> HyperKnowledge:
+    """Return the message of the classes that have knowledge."""
+    known = torch.nonzero(knowledge.known).flatten()
+    return HyperKnowledge(
+        classes=known.numpy().astype(np.int64),
+        representations=knowledge.representations[known].float().numpy(),
+        predictions=knowledge.predictions[known].float().numpy(),
+        counts=knowledge.counts[known].clamp(max=LARGEST_COUNT).numpy().astype(np.int64),
+    )
+
+
+def unpack(message: HyperKnowledge, num_classes: int) -> Knowledge:
+    """Return dense knowledge of all classes; those that the message lacks have count 0."""
+    known = torch.tensor(message.classes)
+    representations = torch.zeros(num_classes, message.representations.shape[1])
+    predictions = torch.zeros(num_classes, num_classes)
+    counts = torch.zeros(num_classes, dtype=torch.int64)
+    representations[known] = torch.tensor(message.representations)
+    predictions[known] = torch.tensor(message.predictions)
+    counts[known] = torch.tensor(message.counts)
+    return Knowledge(representations, predictions, counts)

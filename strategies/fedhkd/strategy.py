@@ -12,14 +12,15 @@ import torch
 from flwr.app import ArrayRecord
 from flwr.common.logger import log
 
-from flwr_kd.payload import Payload
 from flwr_kd.privacy import noise_std
-from flwr_kd.strategy import KDStrategy, NDArray, Node, Outgoing, Reply
+from flwr_kd.server.records import NDArray, Node, Outgoing, Reply
+from flwr_kd.server.strategy import KDStrategy
+from flwr_kd.transport.payload import Payload
 
-from ..fedproto.messages import LARGEST_COUNT, check_counts
+from ..fedproto.messages import check_counts
 from .config import FedHKDConfig
 from .functional import Knowledge, aggregate_knowledge
-from .messages import HyperKnowledge
+from .messages import HyperKnowledge, pack, unpack
 
 _DROWNING = 0.5
 """Noise (std per element) above which the strategy warns; the paper's own setting has 0.16."""
@@ -29,7 +30,7 @@ class FedHKD(KDStrategy):
     """FedHKD (Chen et al., ICLR 2023): weights and per-class hyper-knowledge are averaged.
 
     Algorithm 1, equations 1 and 9. The first round has no knowledge, so clients train on cross-entropy alone.
-    ``gamma=0`` is the paper's FedHKD*. For parameters, see :class:`flwr_kd.strategy.KDStrategy`; the
+    ``gamma=0`` is the paper's FedHKD*. For parameters, see :class:`flwr_kd.KDStrategy`; the
     hyper-parameters are those of :class:`FedHKDConfig`.
 
     Attributes
@@ -118,26 +119,3 @@ class FedHKD(KDStrategy):
                 counts.max(),
                 counts.min(),
             )
-
-
-def pack(knowledge: Knowledge) -> HyperKnowledge:
-    """Return the message of the classes that have knowledge."""
-    known = torch.nonzero(knowledge.known).flatten()
-    return HyperKnowledge(
-        classes=known.numpy().astype(np.int64),
-        representations=knowledge.representations[known].float().numpy(),
-        predictions=knowledge.predictions[known].float().numpy(),
-        counts=knowledge.counts[known].clamp(max=LARGEST_COUNT).numpy().astype(np.int64),
-    )
-
-
-def unpack(message: HyperKnowledge, num_classes: int) -> Knowledge:
-    """Return dense knowledge of all classes; those that the message lacks have count 0."""
-    known = torch.tensor(message.classes)
-    representations = torch.zeros(num_classes, message.representations.shape[1])
-    predictions = torch.zeros(num_classes, num_classes)
-    counts = torch.zeros(num_classes, dtype=torch.int64)
-    representations[known] = torch.tensor(message.representations)
-    predictions[known] = torch.tensor(message.predictions)
-    counts[known] = torch.tensor(message.counts)
-    return Knowledge(representations, predictions, counts)

@@ -41,7 +41,7 @@ for _name, _strategy, _public, _fixed in (
             paper=_PAPER,
             exchanged="weights",
             global_model=True,
-            public_data=_public,
+            public_at=_public,
             fixed=_fixed,
         )
     )

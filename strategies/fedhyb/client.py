@@ -7,11 +7,13 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from flwr_kd.client import KDClient, Objective, Task
-from flwr_kd.config import ConfigError, first_line
+from flwr_kd.checks import ConfigError
+from flwr_kd.client.client import KDClient, Objective
+from flwr_kd.client.task import Task
 from flwr_kd.data import random_affine
+from flwr_kd.learning.loop import running_statistics_kept
 from flwr_kd.models import make_slimmable, slimmed
-from flwr_kd.training import running_statistics_kept
+from flwr_kd.text import first_line
 
 from .config import FedHybConfig
 from .functional import self_distillation_loss
@@ -26,7 +28,7 @@ class FedHybClient(KDClient):
     Parameters
     ----------
     model, train_set, test_set, **options
-        See :class:`flwr_kd.client.KDClient`. Views are rotated and scaled images; inputs that are no images
+        See :class:`flwr_kd.KDClient`. Views are rotated and scaled images; inputs that are no images
         ``[B, K, H, W]`` are their own views.
 
     Raises

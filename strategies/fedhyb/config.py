@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from flwr_kd.config import ConfigError, DistillationConfig, hyper
+from flwr_kd.checks import ConfigError
+from flwr_kd.config import DistillationConfig, hyper
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from flwr_kd.distillation import kl_divergence
+from flwr_kd.learning.losses import kl_divergence
 
 __all__ = ["ensemble_distillation_loss", "self_distillation_loss", "sub_network_weight"]
 

@@ -14,11 +14,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
-from flwr_kd.config import ConfigError
-from flwr_kd.ensemble import DistillingStrategy, Matching
+from flwr_kd.checks import ConfigError
+from flwr_kd.distillation.server import DistillingStrategy
+from flwr_kd.distillation.teachers import Matching
 from flwr_kd.models import build_generator
 from flwr_kd.seeding import derive_seed, torch_generator
-from flwr_kd.strategy import KDStrategy, NDArray, Reply
+from flwr_kd.server.records import NDArray, Reply
+from flwr_kd.server.strategy import KDStrategy
 
 from .config import FedHybConfig
 from .functional import ensemble_distillation_loss
@@ -38,7 +40,7 @@ class FedHybSelf(KDStrategy):
         The hyper-parameters; those of the server's distillation are not used. ``dynamic_weighting=False`` is
         FedHyb¹.
     **options
-        See :class:`flwr_kd.strategy.KDStrategy`.
+        See :class:`flwr_kd.KDStrategy`.
 
     Raises
     ------
@@ -56,8 +58,8 @@ class FedHyb(DistillingStrategy):
     ----------
     config : FedHybConfig, optional
         The hyper-parameters. ``self_weight=0`` is the ablation FedHyb³.
-    model, public_data, device, input_key, **options
-        See :class:`flwr_kd.ensemble.DistillingStrategy`; the public data is the paper's class-balanced,
+    model, public_set, device, input_key, **options
+        See :class:`flwr_kd.distillation.server.DistillingStrategy`; the public data is the paper's class-balanced,
         unlabelled proxy set.
 
     Raises
@@ -139,7 +141,7 @@ class FedHybStar(FedHyb):
     device : str or torch.device
         Where the server works; ``"auto"``: CUDA, else MPS, else CPU.
     **options
-        See :class:`flwr_kd.strategy.KDStrategy`.
+        See :class:`flwr_kd.KDStrategy`.
 
     Raises
     ------
@@ -165,7 +167,7 @@ class FedHybStar(FedHyb):
         except (TypeError, RuntimeError):
             raise ConfigError(f"input_shape must be the sizes of a sample, got {input_shape!r}") from None
         # The first proxy set shows whether the model takes the shape; each round has its own.
-        super().__init__(config, model=model, public_data=TensorDataset(empty), device=device, **options)
+        super().__init__(config, model=model, public_set=TensorDataset(empty), device=device, **options)
         self._reset()
 
     def _reset(self) -> None:

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from flwr_kd.learning.loop import batchnorm_frozen
+from flwr_kd.learning.weights import has_finite_weights, load_weights
 from flwr_kd.models import ConditionalGenerator
-from flwr_kd.training import batchnorm_frozen
-from flwr_kd.weights import has_finite_weights, load_weights
 
 __all__ = [
     "balance_loss",

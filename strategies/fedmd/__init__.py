@@ -16,7 +16,7 @@ register(
         paper="Li and Wang, FedMD: Heterogenous Federated Learning via Model Distillation, NeurIPS workshop 2019",
         exchanged="soft predictions on public data",
         global_model=False,
-        public_data="clients",
+        public_at="clients",
         heterogeneous=True,
     )
 )

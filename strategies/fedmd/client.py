@@ -8,11 +8,11 @@ from typing import Any, cast
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from flwr_kd.batches import Batches
-from flwr_kd.client import Task
-from flwr_kd.config import ConfigError
-from flwr_kd.public import PublicKnowledgeClient
-from flwr_kd.training import fit, make_optimizer
+from flwr_kd.checks import ConfigError
+from flwr_kd.client.task import Task
+from flwr_kd.learning.batches import Batches
+from flwr_kd.learning.loop import fit, make_optimizer
+from flwr_kd.public_data.client import PublicKnowledgeClient
 
 from .config import FedMDConfig
 
@@ -21,7 +21,7 @@ class FedMDClient(PublicKnowledgeClient):
     """Trains on its own data, predicts public samples, and learns the mean of all predictions.
 
     With ``warmup-epochs`` it learns the public data's labels before its first training in a run: these must then be
-    among the model's classes. For parameters see :class:`flwr_kd.public.PublicKnowledgeClient`.
+    among the model's classes. For parameters see :class:`flwr_kd.public_data.client.PublicKnowledgeClient`.
     """
 
     config_class = FedMDConfig

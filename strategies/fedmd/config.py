@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 
-from flwr_kd.config import ConfigError, hyper
-from flwr_kd.public import PublicKnowledgeConfig
+from flwr_kd.checks import ConfigError
+from flwr_kd.config import hyper
+from flwr_kd.public_data.config import PublicKnowledgeConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,8 +19,8 @@ class FedMDConfig(PublicKnowledgeConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.warmup_epochs and self.public_data != "clients":
+        if self.warmup_epochs and self.public_at != "clients":
             raise ConfigError(
-                f"warmup-epochs must be 0 where public-data={self.public_data}: labels are not sent, "
+                f"warmup-epochs must be 0 where public-at={self.public_at}: labels are not sent, "
                 f"got {self.warmup_epochs}"
             )

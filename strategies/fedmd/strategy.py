@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from flwr_kd.public import PublicKnowledgeStrategy
-from flwr_kd.strategy import Reply
+from flwr_kd.public_data.server import PublicKnowledgeStrategy
+from flwr_kd.server.records import Reply
 
 from .config import FedMDConfig
 
@@ -13,7 +13,7 @@ from .config import FedMDConfig
 class FedMD(PublicKnowledgeStrategy):
     """FedMD (Li and Wang 2019): clients of any architecture learn the mean of all predictions of public data.
 
-    For parameters see :class:`flwr_kd.public.PublicKnowledgeStrategy`.
+    For parameters see :class:`flwr_kd.public_data.server.PublicKnowledgeStrategy`.
 
     Raises
     ------

@@ -7,12 +7,12 @@ from typing import cast
 from torch import Tensor
 from torch.nn import functional as F
 
-from flwr_kd.client import KDClient, Objective, Task
+from flwr_kd.client.client import KDClient, Objective
+from flwr_kd.client.task import Task
 
 from .config import FedProtoConfig
 from .functional import class_means, prototype_loss
-from .messages import Prototypes
-from .strategy import pack, unpack
+from .messages import Prototypes, pack, unpack
 
 
 class FedProtoClient(KDClient):

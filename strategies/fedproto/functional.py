@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flwr_kd.distillation import safe_norm
+from flwr_kd.learning.losses import safe_norm
 
 __all__ = ["ClassMeans", "aggregate_means", "class_means", "prototype_loss"]
 

@@ -4,8 +4,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
-from flwr_kd.payload import Payload, PayloadError, array, check_magnitude
+from flwr_kd.transport.payload import Payload, PayloadError, array, check_magnitude
+
+from .functional import ClassMeans
 
 LARGEST_COUNT = 2**40
 """Of samples behind a class, in a message; the server's sums end here, too."""
@@ -68,3 +71,24 @@ def check_counts(counts: npt.NDArray[np.int64], num_examples: int) -> None:
     total = int(counts.sum())
     if total > num_examples:
         raise PayloadError(f"knowledge of {total} samples from a client with {num_examples}")
+
+
+def pack(prototypes: ClassMeans) -> Prototypes:
+    """Return the message of the classes that have a prototype."""
+    known = torch.nonzero(prototypes.counts > 0).flatten()
+    return Prototypes(
+        classes=known.numpy().astype(np.int64),
+        prototypes=prototypes.means[known].float().numpy(),
+        counts=prototypes.counts[known].clamp(max=LARGEST_COUNT).numpy().astype(np.int64),
+        num_classes=len(prototypes.counts),
+    )
+
+
+def unpack(message: Prototypes) -> ClassMeans:
+    """Return dense means ``[C, D]``; classes that the message lacks have count 0."""
+    known = torch.tensor(message.classes)
+    means = torch.zeros(message.num_classes, message.prototypes.shape[1])
+    counts = torch.zeros(message.num_classes, dtype=torch.int64)
+    means[known] = torch.tensor(message.prototypes)
+    counts[known] = torch.tensor(message.counts)
+    return ClassMeans(means, counts)

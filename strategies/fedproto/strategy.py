@@ -5,23 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import ClassVar
 
-import numpy as np
 import torch
 from flwr.app import ArrayRecord
 
-from flwr_kd.payload import Payload, PayloadError
-from flwr_kd.strategy import KDStrategy, NDArray, Node, Outgoing, Reply
+from flwr_kd.server.records import NDArray, Node, Outgoing, Reply
+from flwr_kd.server.strategy import KDStrategy
+from flwr_kd.transport.payload import Payload, PayloadError
 
 from .config import FedProtoConfig
 from .functional import ClassMeans, aggregate_means
-from .messages import LARGEST_COUNT, Prototypes, check_counts
+from .messages import Prototypes, check_counts, pack, unpack
 
 
 class FedProto(KDStrategy):
     """FedProto (Tan et al., AAAI 2022): class prototypes are exchanged, and no weights.
 
     Clients may have different models with the same feature size. There is no global model. For parameters,
-    see :class:`flwr_kd.strategy.KDStrategy`; ``initial_arrays`` may be empty and is not sent.
+    see :class:`flwr_kd.KDStrategy`; ``initial_arrays`` may be empty and is not sent.
     """
 
     config_class = FedProtoConfig
@@ -71,24 +71,3 @@ class FedProto(KDStrategy):
         self.prototypes = None
         if state:
             self.prototypes = ClassMeans(torch.tensor(state["means"]), torch.tensor(state["counts"]))
-
-
-def pack(prototypes: ClassMeans) -> Prototypes:
-    """Return the message of the classes that have a prototype."""
-    known = torch.nonzero(prototypes.counts > 0).flatten()
-    return Prototypes(
-        classes=known.numpy().astype(np.int64),
-        prototypes=prototypes.means[known].float().numpy(),
-        counts=prototypes.counts[known].clamp(max=LARGEST_COUNT).numpy().astype(np.int64),
-        num_classes=len(prototypes.counts),
-    )
-
-
-def unpack(message: Prototypes) -> ClassMeans:
-    """Return dense means ``[C, D]``; classes that the message lacks have count 0."""
-    known = torch.tensor(message.classes)
-    means = torch.zeros(message.num_classes, message.prototypes.shape[1])
-    counts = torch.zeros(message.num_classes, dtype=torch.int64)
-    means[known] = torch.tensor(message.prototypes)
-    counts[known] = torch.tensor(message.counts)
-    return ClassMeans(means, counts)

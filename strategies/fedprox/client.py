@@ -5,7 +5,8 @@ from typing import cast
 from torch import Tensor
 from torch.nn import functional as F
 
-from flwr_kd.client import KDClient, Objective, Task
+from flwr_kd.client.client import KDClient, Objective
+from flwr_kd.client.task import Task
 
 from .config import FedProxConfig
 from .functional import proximal_term

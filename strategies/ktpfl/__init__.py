@@ -36,7 +36,7 @@ def _register(name: str, what: str, coefficients: str) -> None:
             paper=f"{_PAPER}; {what}" if what else _PAPER,
             exchanged="soft predictions on public data",
             global_model=False,
-            public_data="clients",
+            public_at="clients",
             heterogeneous=True,
             fixed=fixed,
         )

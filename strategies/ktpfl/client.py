@@ -6,33 +6,31 @@ from typing import cast
 
 import torch
 
-from flwr_kd.client import Answer, KDClient, Task
-from flwr_kd.config import ConfigError
-from flwr_kd.public import PublicKnowledgeClient
-from flwr_kd.state import StateError
-from flwr_kd.weights import has_finite_weights, load_weights
+from flwr_kd.checks import ConfigError
+from flwr_kd.client.client import KDClient
+from flwr_kd.client.personal_state import StateError
+from flwr_kd.client.task import Answer, Task
+from flwr_kd.learning.weights import has_finite_weights, load_weights
+from flwr_kd.public_data.client import PublicKnowledgeClient
 
 from .config import KTpFLConfig, KTpFLWeightsConfig
 from .functional import distance_scale, transferred
+from .messages import HAS_MODEL
 
 
 class KTpFLClient(PublicKnowledgeClient):
     """Trains on its own data, predicts public samples, and learns its personalised soft predictions.
 
-    For parameters see :class:`flwr_kd.public.PublicKnowledgeClient`.
+    For parameters see :class:`flwr_kd.public_data.client.PublicKnowledgeClient`.
     """
 
     config_class = KTpFLConfig
 
 
-HAS_MODEL = "has-model"
-"""Key of the config that says that the client has kept a model of this run."""
-
-
 class KTpFLWeightsClient(KDClient):
     """Trains its model, sends it, and takes steps towards its personal global model (equations 9 and 10).
 
-    The model stays at the client, too. For parameters see :class:`flwr_kd.client.KDClient`.
+    The model stays at the client, too. For parameters see :class:`flwr_kd.KDClient`.
     """
 
     config_class = KTpFLWeightsConfig

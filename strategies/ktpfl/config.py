@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flwr_kd.config import ConfigError, MethodConfig, hyper
-from flwr_kd.public import REDUCTIONS, PublicKnowledgeConfig
+from flwr_kd.checks import ConfigError
+from flwr_kd.config import MethodConfig, hyper
+from flwr_kd.public_data.config import REDUCTIONS, PublicKnowledgeConfig
 
 from .functional import NORMALIZATIONS
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from flwr_kd.public import REDUCTIONS
+from flwr_kd.public_data.config import REDUCTIONS
 
 __all__ = [
     "FLOOR",

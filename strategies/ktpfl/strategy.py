@@ -10,12 +10,12 @@ import torch
 from flwr.app import ArrayRecord
 from torch import Tensor
 
-from flwr_kd.aggregation import shares
-from flwr_kd.public import PublicKnowledgeStrategy
-from flwr_kd.strategy import KDStrategy, NDArray, Node, Outgoing, Reply
-from flwr_kd.wire import VARIANCE, ArrayTemplate
+from flwr_kd.public_data.server import PublicKnowledgeStrategy
+from flwr_kd.server.aggregation import shares
+from flwr_kd.server.records import NDArray, Node, Outgoing, Reply
+from flwr_kd.server.strategy import KDStrategy
+from flwr_kd.transport.template import VARIANCE, ArrayTemplate
 
-from .client import HAS_MODEL
 from .config import KTpFLConfig, KTpFLWeightsConfig
 from .functional import (
     as_distributions,
@@ -31,6 +31,7 @@ from .functional import (
     step,
     with_participants,
 )
+from .messages import HAS_MODEL
 
 
 class CoefficientMatrix:
@@ -123,7 +124,7 @@ class KTpFL(PublicKnowledgeStrategy):
     move. With ``coefficients=cosine`` (Sim-pFL) or ``top-k`` (TopK-pFL) a participant's row is made anew from the
     similarity of the round's predictions.
 
-    For parameters see :class:`flwr_kd.public.PublicKnowledgeStrategy`.
+    For parameters see :class:`flwr_kd.public_data.server.PublicKnowledgeStrategy`.
 
     Attributes
     ----------
@@ -193,7 +194,7 @@ class KTpFLWeights(KDStrategy):
     config : KTpFLWeightsConfig, optional
         The hyper-parameters.
     **options
-        See :class:`flwr_kd.strategy.KDStrategy`. ``initial_arrays`` of :meth:`start` go to each client before its
+        See :class:`flwr_kd.KDStrategy`. ``initial_arrays`` of :meth:`start` go to each client before its
         first training; where they are empty each begins with the model that it was built with, which should be the
         same.
 

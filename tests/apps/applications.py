@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 from flwr.app import Context, RecordDict
 
-from flwr_kd import registry, results
-from flwr_kd.simulation import Experiment, run
+from flwr_kd import registry
+from flwr_kd.experiments.experiment import Experiment
+from flwr_kd.experiments.runner import run
+from flwr_kd.results import schema
 from flwr_kd.strategies.fedhead import FedHEADConfig
 from flwr_kd.strategies.fedhyb import FedHybConfig
 from flwr_kd.strategies.fedmd import FedMDConfig
@@ -157,7 +159,7 @@ KTPFL = App(
     },
     wrong=(
         ({"method": "ktpfl-weights"}, r"method must be one of ktpfl, sim-pfl, .*, got 'ktpfl-weights'"),
-        ({"public_data": "everywhere"}, r"public-data must be one of clients, server, got 'everywhere'"),
+        ({"public_at": "everywhere"}, r"public-at must be one of clients, server, got 'everywhere'"),
         ({"public": "mnst"}, r"mnst.*mnist"),
         ({"public": "sst2"}, r"'sst2' \(texts\) .* 'digits' \(images\)"),
         ({"public_limit": 0}, r"public_limit must be a whole number from 1, got 0"),
@@ -170,15 +172,15 @@ KTPFL = App(
         ({"model": "mlp,lenett"}, r"lenett.*lenet"),
         ({"model": "mlp,bilstm"}, r"model bilstm does not fit digits"),
         (
-            {"method": "fedmd", "warmup_epochs": 1, "public_data": "server"},
-            r"warmup-epochs must be 0 where public-data=server",
+            {"method": "fedmd", "warmup_epochs": 1, "public_at": "server"},
+            r"warmup-epochs must be 0 where public-at=server",
         ),
     ),
 )
 APPLICATIONS = (FEDHKD, FEDDKC, FEDHEAD, FEDHYB, KTPFL)
 
 
-def same_rounds(found: results.RunResult, expected: results.RunResult) -> None:
+def same_rounds(found: schema.RunResult, expected: schema.RunResult) -> None:
     assert len(found.rounds) == ROUNDS
     for ours, theirs in zip(found.rounds, expected.rounds, strict=True):
         assert (ours.participants, ours.failures) == (CLIENTS, 0), f"round {ours.round}"
@@ -188,7 +190,7 @@ def same_rounds(found: results.RunResult, expected: results.RunResult) -> None:
         assert ours.clients == theirs.clients
 
 
-def same_as_simulated(app: App, comparison: results.Comparison) -> None:
+def same_as_simulated(app: App, comparison: schema.Comparison) -> None:
     """Compare the result of a run with :meth:`App.run_config` with that of the command line's, in this process."""
     method = registry.get(app.method)
     expected = run(

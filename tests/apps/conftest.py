@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from flwr_kd.results import Comparison
+from flwr_kd.results.schema import Comparison
 from tests.processes import ROOT
 from tests.superlink import SuperLink
 

@@ -19,15 +19,17 @@ from flwr.client import Client
 from flwr.clientapp import ClientApp
 from flwr.common.config import parse_config_args
 
-import flwr_kd.app
-from flwr_kd import registry, results
-from flwr_kd.app import hyperparameters
-from flwr_kd.config import ConfigError
-from flwr_kd.inline import InlineGrid
-from flwr_kd.simulation import Experiment, run
+from flwr_kd import registry
+from flwr_kd.checks import ConfigError
+from flwr_kd.experiments import run_config
+from flwr_kd.experiments.experiment import Experiment
+from flwr_kd.experiments.run_config import hyperparameters
+from flwr_kd.experiments.runner import run
+from flwr_kd.results import files, schema
+from flwr_kd.server.records import HandshakeError
 from flwr_kd.strategies.fedhead import FedHEADConfig
 from flwr_kd.strategies.fedhyb import FedHybConfig
-from flwr_kd.strategy import HandshakeError
+from flwr_kd.transport.inline_grid import InlineGrid
 from tests.apps.applications import (
     APPLICATIONS,
     APPS,
@@ -63,7 +65,7 @@ def test_the_result_is_what_was_run(app: App, module: Module, tmp_path: Path) ->
     context = app.context(num_server_rounds=1, model="mlp", seed=SEED, out=str(tmp_path))
     grid = InlineGrid(module(app.name, "client_app").app, 2, run_config=context.run_config)
     module(app.name, "server_app").main(grid, context)
-    comparison = results.load(tmp_path)
+    comparison = files.load(tmp_path)
     (found,) = comparison.runs
     assert registry.get(found.method).name.startswith(app.name)
     assert found.hyperparameters.get("refinement", "") in found.method
@@ -138,8 +140,8 @@ def test_a_relative_out_is_refused_before_the_work(app: App, module: Module) -> 
 
 @every
 def test_a_result_is_not_overwritten(app: App, module: Module, tmp_path: Path) -> None:
-    (tmp_path / results.FILE_NAME).write_text("{}")
-    with pytest.raises(results.ResultExistsError, match=re.escape(str(tmp_path))):
+    (tmp_path / files.FILE_NAME).write_text("{}")
+    with pytest.raises(schema.ResultExistsError, match=re.escape(str(tmp_path))):
         module(app.name, "server_app").main(None, app.context(out=str(tmp_path)))
 
 
@@ -202,7 +204,7 @@ def test_fedheads_methods_give_the_numbers_of_the_simulation(
         device="cpu",
     )
     expected = run(registry.get(name), shared, FedHEADConfig.from_wire(context.run_config))
-    comparison = results.load(out)
+    comparison = files.load(out)
     (found,) = comparison.runs
     assert (found.method, found.hyperparameters) == (name, expected.hyperparameters)
     assert (comparison.config["public"], comparison.config["public_limit"]) == (data["dataset"], limit)
@@ -254,7 +256,7 @@ def test_fedhybs_methods_give_the_numbers_of_the_simulation(
         Experiment(clients=CLIENTS, rounds=ROUNDS, seed=SEED, imbalance=4.0, backend="inline", device="cpu"),
         method.config(f"{setting}={value}" for setting, value in FEDHYB.set.items()),
     )
-    comparison = results.load(tmp_path)
+    comparison = files.load(tmp_path)
     (found,) = comparison.runs
     assert (found.method, found.hyperparameters) == (name, expected.hyperparameters)
     assert method.fixed.items() <= {k.replace("-", "_"): v for k, v in found.hyperparameters.items()}.items()
@@ -285,7 +287,7 @@ def test_what_a_method_fixes_replaces_the_default_and_refuses_all_else(name: str
 
 
 def test_ktpfls_app_has_all_methods_of_its_kind(module: Module) -> None:
-    registered = {name for name, found in registry.methods().items() if found.public_data == "clients"}
+    registered = {name for name, found in registry.methods().items() if found.public_at == "clients"}
     assert set(module("ktpfl", "server_app").METHODS) == registered
     for name in ("ktpfl-weights", "pfeddf"):
         assert registry.get(name)
@@ -302,7 +304,7 @@ def run_ktpfl(
         app or module("ktpfl", "client_app").app, CLIENTS, run_config=context.run_config, **(grid or {})
     )
     module("ktpfl", "server_app").main(nodes, context)
-    (found,) = results.load(out).runs
+    (found,) = files.load(out).runs
     return found
 
 
@@ -313,7 +315,7 @@ def test_ktpfls_methods_give_the_numbers_of_the_simulation(
 ) -> None:
     """With different models. A value that the method fixes replaces the default that the app lists."""
     special = {"top-k": 2, "warmup-epochs": 2 if name == "fedmd" and where == "clients" else 0}
-    hyper = {**KTPFL.set, **special, "public-data": where, "precision": "float16"}
+    hyper = {**KTPFL.set, **special, "public-at": where, "precision": "float16"}
     found = run_ktpfl(module, tmp_path, **hyper, method=name, model="mlp,lenet", public_limit=80)
     method = registry.get(name)
     expected = run(
@@ -342,8 +344,8 @@ def test_ktpfls_clients_need_no_public_data_where_the_server_has_it(
     module: Module, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     client = module("ktpfl", "client_app")
-    monkeypatch.setattr(flwr_kd.app, "public_of", lambda run: 1 / 0)
-    found = run_ktpfl(module, tmp_path, public_data="server")
+    monkeypatch.setattr(run_config, "public_of", lambda run: 1 / 0)
+    found = run_ktpfl(module, tmp_path, public_at="server")
     assert [stats.failures for stats in found.rounds] == [0] * ROUNDS
     context = KTPFL.context()
     context.node_config = {"partition-id": 0, "num-partitions": CLIENTS}

@@ -17,16 +17,26 @@ from flwr.client import Client
 from flwr.clientapp import ClientApp
 from PIL import Image
 
-import flwr_kd.app as shared
-from flwr_kd import registry, results
-from flwr_kd.app import client_data, experiment, phase_timeout, public_options, strategy_options
-from flwr_kd.checkpoint import CHECKPOINT
-from flwr_kd.config import ConfigError
+from flwr_kd import registry
+from flwr_kd.checks import ConfigError
 from flwr_kd.data import ArrayDataset, DataError, load
-from flwr_kd.inline import Fault, InlineGrid
-from flwr_kd.results import RunResult
-from flwr_kd.simulation import Experiment, bundle_of, client_splits
-from flwr_kd.strategy import KDStrategy, VoidRoundsError
+from flwr_kd.experiments import data
+from flwr_kd.experiments.data import bundle_of, client_splits
+from flwr_kd.experiments.experiment import Experiment
+from flwr_kd.experiments.run_config import (
+    client_data,
+    experiment,
+    phase_timeout,
+    public_options,
+    strategy_options,
+)
+from flwr_kd.results import files
+from flwr_kd.results.schema import RunResult
+from flwr_kd.server.checkpoint import CHECKPOINT
+from flwr_kd.server.records import VoidRoundsError
+from flwr_kd.server.strategy import KDStrategy
+from flwr_kd.testing.faults import Fault
+from flwr_kd.transport.inline_grid import InlineGrid
 from tests.apps.applications import (
     APPLICATIONS,
     CLIENTS,
@@ -56,7 +66,7 @@ METHODS = [
     (FEDHYB, {"method": "fedhyb-star"}),
     (FEDHYB, {"method": "fedhyb-2"}),
     (KTPFL, {"method": "ktpfl", "model": "lenet,mlp"}),
-    (KTPFL, {"method": "fedmd", "public-data": "server"}),
+    (KTPFL, {"method": "fedmd", "public-at": "server"}),
 ]
 ON_TABLES = [(app, {**settings, "model": "mlp"}) for app, settings in METHODS if app is not FEDDKC]
 NEED_PUBLIC = ("fedhead-plus", "fedhyb", "fedhyb-3", "ktpfl", "sim-pfl", "topk-pfl", "fedmd")
@@ -141,7 +151,7 @@ def run_app(
         node_configs=configs,
     )
     module(app.name, "server_app").main(grid, context)
-    (found,) = results.load(Path(context.run_config["out"])).runs
+    (found,) = files.load(Path(context.run_config["out"])).runs
     return found
 
 
@@ -178,7 +188,7 @@ def test_apps_run_on_folders_of_images(
     out = tmp_path / "out"
     found = run_app(app, module, scans, **{**IMAGES, **public, **test, **settings, "out": str(out)})
     is_whole(found, method)
-    config = results.load(out).config
+    config = files.load(out).config
     assert (config["dataset"], config["partition"], config["clients"]) == ("own", None, CLIENTS)
     assert (config["classes"], config["input_shape"]) == (CLASSES.split(","), [1, 10, 10])
 
@@ -221,14 +231,14 @@ def test_the_numbers_are_those_of_the_same_samples_by_partition(
     write_table(tmp_path / "test.csv", bundle.test, labels)
     public = tmp_path / "public.csv"
     if "public" in app.settings:
-        held_back = shared.public_of(experiment(app.context(**common)))
+        held_back = data.public_of(experiment(app.context(**common)))
         write_table(public, held_back, labels)
         # Views of images are turned, rows of tables are not.
         common |= {"degrees": 0.0, "min-scale": 1.0, "max-scale": 1.0} if app is FEDHYB else {}
     context = app.context(**common, out=str(tmp_path / "expected"))
     grid = InlineGrid(module(app.name, "client_app").app, CLIENTS, run_config=context.run_config)
     module(app.name, "server_app").main(grid, context)
-    (expected,) = results.load(tmp_path / "expected").runs
+    (expected,) = files.load(tmp_path / "expected").runs
     found = run_app(
         app,
         module,
@@ -426,7 +436,7 @@ def test_the_server_alone_has_the_public_data_where_it_sends_samples(
     at_clients = public_options(node(settings, KTPFL, data_path=tables[0]), method)["public_set"]
     assert at_clients.x.shape == (len(samples(5)), 64)
     for name in ("gone.csv", ""):
-        elsewhere = {**settings, "public": name and str(tmp_path / name), "public-data": "server"}
+        elsewhere = {**settings, "public": name and str(tmp_path / name), "public-at": "server"}
         assert public_options(node(elsewhere, KTPFL, data_path=tables[0]), method) == {}
     assert public_options(node(settings, FEDHYB), registry.get("fedhyb")) == {}
 
@@ -569,7 +579,7 @@ def test_a_run_goes_on_after_its_last_round(module: Module, tmp_path: Path) -> N
         context = FEDHKD.context(**given)
         grid = InlineGrid(module("fedhkd", "client_app").app, CLIENTS, run_config=context.run_config)
         module("fedhkd", "server_app").main(grid, context)
-        (found,) = results.load(tmp_path / out).runs
+        (found,) = files.load(tmp_path / out).runs
         return found
 
     folder = {"checkpoint-dir": str(tmp_path / "state")}

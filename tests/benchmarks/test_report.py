@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 
 from flwr_kd import registry
-from flwr_kd.results import RoundResult, RunResult
+from flwr_kd.results.schema import RoundResult, RunResult
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"

@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 
 from flwr_kd import registry
-from flwr_kd.inline import Fault, InlineGrid
-from flwr_kd.results import Comparison
-from flwr_kd.simulation import Experiment, client_splits
-from flwr_kd.simulation import run as simulate
+from flwr_kd.experiments.data import client_splits
+from flwr_kd.experiments.experiment import Experiment
+from flwr_kd.experiments.runner import run as simulate
+from flwr_kd.results.schema import Comparison
+from flwr_kd.testing.faults import Fault
+from flwr_kd.transport.inline_grid import InlineGrid
 from tests.superlink import Deployment, living, wait_for
 
 APP = Path(__file__).resolve().parent / "faulty"

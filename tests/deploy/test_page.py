@@ -22,7 +22,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from flwr_kd import registry, results
+from flwr_kd import registry
+from flwr_kd.results import files
 from tests.apps.applications import APPLICATIONS
 from tests.processes import PROGRAMS, ROOT, Process, free_port, guarded, start_environment
 
@@ -152,7 +153,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scenario]:
 
 def check(folder: Path, rounds: list[int]) -> None:
     """Check that all clients took part in each of these rounds of a result."""
-    (found,) = results.load(folder).runs
+    (found,) = files.load(folder).runs
     assert [(stats.participants, stats.failures) for stats in found.rounds] == [(2, 0)] * len(rounds)
     assert [stats.round for stats in found.rounds] == rounds
 

@@ -22,11 +22,12 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from flwr_kd import registry
-from flwr_kd.client import Task
+from flwr_kd.client.task import Task
 from flwr_kd.config import MethodConfig
-from flwr_kd.inline import Fault, InlineGrid
 from flwr_kd.seeding import derive_seed
-from flwr_kd.strategy import KDResult, RoundStats
+from flwr_kd.server.records import KDResult, RoundStats
+from flwr_kd.testing.faults import Fault
+from flwr_kd.transport.inline_grid import InlineGrid
 
 CLASSES, SHAPE, FEATURES = 3, (1, 2, 4), 8
 Arrays = dict[str, npt.NDArray[Any]]

@@ -16,14 +16,16 @@ from hierarchy import Linear, Samples
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from flwr_kd.batches import DatasetError
-from flwr_kd.config import ConfigError
-from flwr_kd.inline import GARBAGE, Fault, InlineGrid
-from flwr_kd.state import PersonalState
+from flwr_kd.checks import ConfigError
+from flwr_kd.client.personal_state import PersonalState
+from flwr_kd.learning.batches import DatasetError
+from flwr_kd.server.records import HandshakeError, KDResult, Node, RoundStats
 from flwr_kd.strategies.feddf import FedDF, FedDFClient, FedDFConfig, PFedDF, PFedDFClient, PFedDFConfig
 from flwr_kd.strategies.fedhead import communication_cost
-from flwr_kd.strategy import HandshakeError, KDResult, Node, RoundStats
-from flwr_kd.wire import ArrayTemplate
+from flwr_kd.testing.faults import Fault
+from flwr_kd.testing.garbage import GARBAGE
+from flwr_kd.transport.inline_grid import InlineGrid
+from flwr_kd.transport.template import ArrayTemplate
 
 CLASSES, SHAPE, FEATURES = 3, (1, 2, 4), 8
 SIZES = (5, 9, 14, 7)
@@ -73,7 +75,7 @@ class Run:
         values: dict[str, Any] = {"local_epochs": N_L, "batch_size": 64, "optimizer": "sgd"}
         values |= {"learning_rate": RATE, "weight_decay": 0.0, "validation_share": 0.0, "server_epochs": N_G}
         values["average"] = "probabilities"
-        given: dict[str, Any] = {"model": net(hidden=hidden), "public_data": TensorDataset(reference())}
+        given: dict[str, Any] = {"model": net(hidden=hidden), "public_set": TensorDataset(reference())}
         given |= {"device": "cpu", "min_available_nodes": 4} | (options or {})
         self.strategy = FedDF(FedDFConfig(**(values | config)), **given)
         self.models: list[Linear] = []
@@ -261,7 +263,7 @@ class Unlabelled(Dataset[Any]):
     ids=["dicts", "loader", "labels of -1"],
 )
 def test_labels_of_the_public_data_are_not_looked_at(public: Any) -> None:
-    run = Run(options={"public_data": public})
+    run = Run(options={"public_set": public})
     run.start(1)
     run.check(1)
 
@@ -276,12 +278,12 @@ def test_labels_of_the_public_data_are_not_looked_at(public: Any) -> None:
         ),
         ({"model": net(hidden=3)}, ConfigError, "model is not what initial_arrays are of: arrays missing"),
         (
-            {"public_data": TensorDataset(torch.zeros(5, 1, 3, 3))},
+            {"public_set": TensorDataset(torch.zeros(5, 1, 3, 3))},
             ConfigError,
-            r"model does not take public_data of shape \[1, 3, 3\]",
+            r"model does not take public_set of shape \[1, 3, 3\]",
         ),
-        ({"public_data": TensorDataset(reference()[:0])}, DatasetError, "public_data is empty"),
-        ({"public_data": iter([1])}, DatasetError, "a map-style data set"),
+        ({"public_set": TensorDataset(reference()[:0])}, DatasetError, "public_set is empty"),
+        ({"public_set": iter([1])}, DatasetError, "a map-style data set"),
         ({"device": "tpu"}, ConfigError, "device must be"),
     ],
 )
@@ -381,7 +383,7 @@ class PRun:
         self.who, self.classes = who, classes or {}
         kinds = list(dict.fromkeys(who)) if kinds is None else kinds
         given: dict[str, Any] = {"models": [p_net(kind) for kind in kinds]}
-        given |= {"public_data": TensorDataset(reference()), "device": "cpu"}
+        given |= {"public_set": TensorDataset(reference()), "device": "cpu"}
         given |= {"min_available_nodes": len(who), "on_round": self.keep} | (options or {})
         self.strategy = PFedDF(PFedDFConfig(**(FULL | config)), **given)
         self.states: list[dict[str, np.ndarray]] = [self.strategy.state_arrays()]
@@ -547,7 +549,7 @@ def test_one_group_is_feddf_to_the_last_bit(kind: str, bad: list[int], options: 
     run = PRun([kind] * 6, options=options, **SMALL)
     grouped = run.start(3, faults=faults)
     config = {name: value for name, value in (FULL | SMALL).items() if name != "finetune_epochs"}
-    given: dict[str, Any] = {"public_data": TensorDataset(reference()), "min_available_nodes": 6}
+    given: dict[str, Any] = {"public_set": TensorDataset(reference()), "min_available_nodes": 6}
     plain = FedDF(FedDFConfig(**config), model=p_net(kind, seed=3), device="cpu", **given, **options)
 
     def client_fn(context: Context) -> Any:
@@ -647,7 +649,7 @@ def test_a_distillation_that_leads_beyond_all_numbers_costs_its_own_group(flower
     """Public data of 1e20 are too much for a linear model's steps, and nothing special for a bounded one."""
     public = 1e20 * reference().sign()
     who = ["linear", "soft", "linear", "soft"]
-    run = PRun(who, options={"public_data": TensorDataset(public)})
+    run = PRun(who, options={"public_set": TensorDataset(public)})
     run.start(1)
     local = []
     for k, kind in enumerate(who):
@@ -925,15 +927,15 @@ class Unnamed(nn.Module):
         (
             {"models": [p_net("linear"), nn.Sequential(nn.Flatten(), nn.Linear(9, CLASSES))]},
             ConfigError,
-            r"models\[1\] does not take public_data of shape \[1, 2, 4\]",
+            r"models\[1\] does not take public_set of shape \[1, 2, 4\]",
         ),
         (
             {"models": [p_net("linear"), p_net("hidden").bfloat16()]},
             ConfigError,
-            r"models\[1\] (does not take public_data|must have weights of numpy's types)",
+            r"models\[1\] (does not take public_set|must have weights of numpy's types)",
         ),
         ({"models": [Unnamed()]}, ConfigError, r"models\[0\] has no weights"),
-        ({"public_data": TensorDataset(reference()[:0])}, DatasetError, "public_data is empty"),
+        ({"public_set": TensorDataset(reference()[:0])}, DatasetError, "public_set is empty"),
         ({"device": "tpu"}, ConfigError, "device must be"),
     ],
 )

@@ -14,12 +14,11 @@ from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 
-from flwr_kd.batches import DatasetError
-from flwr_kd.client import Task
-from flwr_kd.config import ConfigError
-from flwr_kd.inline import Fault, InlineGrid
+from flwr_kd.checks import ConfigError
+from flwr_kd.client.task import Task
+from flwr_kd.learning.batches import DatasetError
 from flwr_kd.models import SplitModel, build_model, build_predictor, count_parameters
-from flwr_kd.payload import PayloadError
+from flwr_kd.server.records import HandshakeError, KDResult
 from flwr_kd.strategies.feddkc import FedDKC, FedDKCClient, FedDKCConfig, refine_entropy, refine_peak
 from flwr_kd.strategies.fedgkt import (
     ClientFeatures,
@@ -31,7 +30,9 @@ from flwr_kd.strategies.fedgkt import (
 )
 from flwr_kd.strategies.fedgkt.functional import check_index, in_sample_order
 from flwr_kd.strategies.fedgkt.messages import pack_features
-from flwr_kd.strategy import HandshakeError, KDResult
+from flwr_kd.testing.faults import Fault
+from flwr_kd.transport.inline_grid import InlineGrid
+from flwr_kd.transport.payload import PayloadError
 
 CLASSES, FEATURES, SAMPLES, CLIENTS = 3, 5, 20, 4
 QUICK: dict[str, Any] = {"batch_size": 8, "min_available_nodes": CLIENTS, "device": "cpu"}
@@ -531,7 +532,7 @@ def test_the_server_goes_on_where_it_was(tmp_path: Path) -> None:
     second._begin(ArrayRecord())
     second.load_checkpoint()
     assert second.server_model is None
-    from flwr_kd.strategy import Node
+    from flwr_kd.server.records import Node
 
     restored = second._model(Node(1, num_classes=CLASSES, feature_shape=(FEATURES,)))
     x = samples(0).tensors[0]

@@ -23,10 +23,9 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from flwr_kd import registry
-from flwr_kd.client import Answer, Task
-from flwr_kd.config import ConfigError
-from flwr_kd.inline import GARBAGE, Fault, InlineGrid
-from flwr_kd.payload import PayloadError
+from flwr_kd.checks import ConfigError
+from flwr_kd.client.task import Answer, Task
+from flwr_kd.server.records import HandshakeError, KDResult
 from flwr_kd.strategies.fedhead import (
     FedHEAD,
     FedHEADClient,
@@ -37,7 +36,10 @@ from flwr_kd.strategies.fedhead import (
     communication_cost,
     draw_leader,
 )
-from flwr_kd.strategy import HandshakeError, KDResult
+from flwr_kd.testing.faults import Fault
+from flwr_kd.testing.garbage import GARBAGE
+from flwr_kd.transport.inline_grid import InlineGrid
+from flwr_kd.transport.payload import PayloadError
 
 CLASSES, SHAPE = 3, (1, 2, 4)
 FEATURES = 8
@@ -128,7 +130,7 @@ class Run:
         given: dict[str, Any] = {"min_available_nodes": len(sizes)}
         if kind is FedHEADPlus:
             public = TensorDataset(reference())
-            given |= {"model": net(hidden=hidden), "public_data": public, "device": "cpu"}
+            given |= {"model": net(hidden=hidden), "public_set": public, "device": "cpu"}
         self.calls: list[Call] = []
         self.leaders: list[dict[Any, int]] = []
         self.models: list[Linear] = []
@@ -663,7 +665,7 @@ class TestFaults:
         [
             (net(classes=4), reference(), r"model is not what initial_arrays are of: array '1\.weight'"),
             (net(hidden=5), reference(), "model is not what initial_arrays are of: arrays missing"),
-            (net(), torch.zeros(5, 1, 3, 3), r"model does not take public_data of shape \[1, 3, 3\]"),
+            (net(), torch.zeros(5, 1, 3, 3), r"model does not take public_set of shape \[1, 3, 3\]"),
         ],
     )
     def test_a_server_that_does_not_fit_its_clients(
@@ -672,7 +674,7 @@ class TestFaults:
         calls: list[Call] = []
 
         def begin() -> None:
-            run = Run(FedHEADPlus, options={"model": model, "public_data": TensorDataset(public)})
+            run = Run(FedHEADPlus, options={"model": model, "public_set": TensorDataset(public)})
             run.calls = calls
             run.start(1)
 
@@ -878,4 +880,4 @@ class TestLeadersData:
     def test_it_is_registered(self) -> None:
         assert registry.get("fedhead").strategy is FedHEAD
         assert registry.get("fedhead-plus").strategy is FedHEADPlus
-        assert registry.get("fedhead-plus").public_data == "server"
+        assert registry.get("fedhead-plus").public_at == "server"

@@ -15,7 +15,7 @@ from scipy.stats import entropy, kstest
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, one_hot
 
-from flwr_kd.distillation import cross_entropy_soft, kl_divergence, safe_norm, soft_targets
+from flwr_kd.learning.losses import cross_entropy_soft, kl_divergence, safe_norm, soft_targets
 from flwr_kd.strategies.fedhkd import (
     Knowledge,
     add_noise,

@@ -21,11 +21,15 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from flwr_kd import registry
-from flwr_kd.client import KDClient, Task
-from flwr_kd.config import ConfigError, MethodConfig
-from flwr_kd.ensemble import ensemble_means
-from flwr_kd.inline import InlineGrid
+from flwr_kd.checks import ConfigError
+from flwr_kd.client.client import KDClient
+from flwr_kd.client.task import Task
+from flwr_kd.config import MethodConfig
+from flwr_kd.distillation.teachers import ensemble_means
+from flwr_kd.learning.weights import get_weights, load_weights
 from flwr_kd.models import build_generator, build_model
+from flwr_kd.server.records import Node, Reply
+from flwr_kd.server.strategy import KDStrategy
 from flwr_kd.strategies.fedavg import FedAvgClient
 from flwr_kd.strategies.fedhyb import (
     FedHyb,
@@ -42,9 +46,8 @@ from flwr_kd.strategies.fedhyb import (
 )
 from flwr_kd.strategies.fedhyb import client as client_module
 from flwr_kd.strategies.fedhyb import strategy as strategy_module
-from flwr_kd.strategy import KDStrategy, Node, Reply
-from flwr_kd.weights import get_weights, load_weights
-from flwr_kd.wire import ArrayTemplate
+from flwr_kd.transport.inline_grid import InlineGrid
+from flwr_kd.transport.template import ArrayTemplate
 
 CLASSES, SHAPE, FEATURES, HIDDEN = 3, (1, 2, 4), 8, 6
 CPU = torch.device("cpu")
@@ -546,7 +549,7 @@ class Run:
         given: dict[str, Any] = {"min_available_nodes": len(SIZES)}
         self.proxy = data(1000, PROXY)[0]
         if issubclass(kind, FedHyb):
-            given |= {"model": net(), "public_data": TensorDataset(self.proxy), "device": "cpu"}
+            given |= {"model": net(), "public_set": TensorDataset(self.proxy), "device": "cpu"}
         self.strategy: Any = kind(FedHybConfig(**(values | config)), **(given | (options or {})))
         self.rows = Rows(self.strategy, self.proxy) if issubclass(kind, FedHyb) else None
         self.models: list[Net] = []
@@ -642,7 +645,7 @@ class TestRounds:
         }
         for name, (strategy, public, fixed) in expected.items():
             method = registry.get(name)
-            assert (method.strategy, method.client, method.public_data) == (strategy, FedHybClient, public)
+            assert (method.strategy, method.client, method.public_at) == (strategy, FedHybClient, public)
             assert dict(method.fixed) == fixed
         with pytest.raises(ConfigError, match="self-weight is fixed"):
             registry.get("fedhyb-3").config(["self-weight=1"])
@@ -678,7 +681,7 @@ class TestRounds:
 
 def server(model: nn.Module, public: Any, kind: type[FedHyb] = FedHyb, **config: Any) -> Any:
     values: dict[str, Any] = {"optimizer": "sgd", "server_epochs": 3, "server_learning_rate": 0.1}
-    given: dict[str, Any] = {"public_data": public} if kind is FedHyb else {"input_shape": public}
+    given: dict[str, Any] = {"public_set": public} if kind is FedHyb else {"input_shape": public}
     strategy = kind(FedHybConfig(**(values | config)), model=model, device="cpu", **given)
     strategy.template = ArrayTemplate.of(ArrayRecord(model.state_dict()))
     return strategy

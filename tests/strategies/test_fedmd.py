@@ -15,12 +15,12 @@ from torch.utils.data import DataLoader, TensorDataset
 from watched import Party, Watched, equal, party, same_models
 
 from flwr_kd import registry
-from flwr_kd.batches import Batches
-from flwr_kd.config import ConfigError
-from flwr_kd.inline import Fault
-from flwr_kd.public import PublicKnowledgeConfig
+from flwr_kd.checks import ConfigError
+from flwr_kd.learning.batches import Batches
+from flwr_kd.public_data.config import PublicKnowledgeConfig
 from flwr_kd.strategies.fedmd import FedMD, FedMDClient, FedMDConfig
 from flwr_kd.strategies.fedmd import client as client_module
+from flwr_kd.testing.faults import Fault
 
 
 def check(run: Party, **options: Any) -> list[transfer.Mirror]:
@@ -236,10 +236,10 @@ class TestWarmUp:
         assert sorted(seen.values()) == [8] * watched.PUBLIC
 
     def test_labels_are_not_sent(self) -> None:
-        text = r"warmup-epochs must be 0 where public-data=server: labels are not sent, got 2"
+        text = r"warmup-epochs must be 0 where public-at=server: labels are not sent, got 2"
         with pytest.raises(ConfigError, match=text):
-            FedMDConfig(warmup_epochs=2, public_data="server")
-        assert FedMDConfig(warmup_epochs=0, public_data="server").public_data == "server"
+            FedMDConfig(warmup_epochs=2, public_at="server")
+        assert FedMDConfig(warmup_epochs=0, public_at="server").public_at == "server"
         with pytest.raises(ConfigError, match=r"warmup-epochs must be >= 0, got -1"):
             FedMDConfig(warmup_epochs=-1)
 
@@ -248,7 +248,7 @@ class TestRegistration:
     def test_registration(self) -> None:
         method = registry.get("fedmd")
         assert (method.strategy, method.client, method.config_class) == (FedMD, FedMDClient, FedMDConfig)
-        assert (method.public_data, method.heterogeneous, method.global_model) == ("clients", True, False)
+        assert (method.public_at, method.heterogeneous, method.global_model) == ("clients", True, False)
         assert dict(method.fixed) == {}
         assert method.exchanged == "soft predictions on public data"
 

@@ -19,8 +19,8 @@ from torch import nn
 from watched import Party, Watched, equal, kept_model, party, same_models
 
 from flwr_kd import registry
-from flwr_kd.config import ConfigError
-from flwr_kd.inline import Fault
+from flwr_kd.checks import ConfigError
+from flwr_kd.server.records import HandshakeError
 from flwr_kd.strategies.ktpfl import (
     CoefficientMatrix,
     KTpFL,
@@ -30,7 +30,7 @@ from flwr_kd.strategies.ktpfl import (
     KTpFLWeightsClient,
     KTpFLWeightsConfig,
 )
-from flwr_kd.strategy import HandshakeError
+from flwr_kd.testing.faults import Fault
 
 HETEROGENEOUS = ("ktpfl", "sim-pfl", "topk-pfl")
 FAST: dict[str, Any] = {"coefficient_learning_rate": 0.3, "rho": 0.4}
@@ -879,7 +879,7 @@ class TestWeights:
 
     @pytest.mark.parametrize("kind", ["arrays-of-nan", "fewer-arrays", "arrays-of-other-shape"])
     def test_what_is_no_model_is_dropped(self, kind: str) -> None:
-        from flwr_kd.inline import GARBAGE
+        from flwr_kd.testing.garbage import GARBAGE
 
         fault = Fault("garbage", frozenset({1}), garble=GARBAGE[kind])
         run = weights_party(**FAST)
@@ -925,7 +925,7 @@ class TestWeights:
     def test_public_options_are_not_its_own(self) -> None:
         with pytest.raises((TypeError, ConfigError)):
             KTpFLWeights(public_set=watched.samples(0, 4))
-        assert not registry.get("ktpfl-weights").public_data
+        assert not registry.get("ktpfl-weights").public_at
 
 
 # ---------------------------------------------------------------------- accuracy
@@ -1002,7 +1002,7 @@ class TestConfig:
         assert rates == {0.01}
         assert (config.optimizer, config.momentum, config.weight_decay, config.lr_decay) == ("sgd", 0, 0, 1)
         assert (config.normalize, config.reduction, config.precision) == ("simplex", "sum", "float32")
-        assert (config.coefficients, config.public_data) == ("learned", "clients")
+        assert (config.coefficients, config.public_at) == ("learned", "clients")
 
     def test_the_paper_s_values_of_like_models(self) -> None:
         config = KTpFLWeightsConfig()
@@ -1068,13 +1068,13 @@ class TestConfig:
         for name, fixed in (("ktpfl", "learned"), ("sim-pfl", "cosine"), ("topk-pfl", "top-k")):
             method = registry.get(name)
             assert (method.strategy, method.client) == (KTpFL, KTpFLClient)
-            assert (method.public_data, method.heterogeneous, method.global_model) == ("clients", True, False)
+            assert (method.public_at, method.heterogeneous, method.global_model) == ("clients", True, False)
             assert dict(method.fixed) == {"coefficients": fixed}
             assert method.config().coefficients == fixed  # type: ignore[attr-defined]
             with pytest.raises(ConfigError, match=rf"coefficients is fixed at {fixed}"):
                 method.config(["coefficients=learned"])
         method = registry.get("ktpfl-weights")
         assert (method.strategy, method.client) == (KTpFLWeights, KTpFLWeightsClient)
-        assert (method.public_data, method.heterogeneous, method.global_model) == ("", False, False)
+        assert (method.public_at, method.heterogeneous, method.global_model) == ("", False, False)
         assert method.exchanged == "weights"
         assert dict(method.fixed) == {}

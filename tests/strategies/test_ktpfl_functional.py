@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import flwr_kd
-from flwr_kd.public import pack_predictions, unpack_predictions
+from flwr_kd.public_data.messages import pack_predictions, unpack_predictions
 from flwr_kd.strategies.ktpfl import functional
 from flwr_kd.strategies.ktpfl.functional import (
     FLOOR,

@@ -4,7 +4,7 @@ from flwr.app import Context
 from flwr.client import Client
 from flwr.clientapp import ClientApp
 
-from flwr_kd.app import client_data
+from flwr_kd.experiments.run_config import client_data
 from flwr_kd.strategies.feddkc import FedDKCClient
 
 

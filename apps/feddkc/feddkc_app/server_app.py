@@ -4,8 +4,15 @@ import torch
 from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
 
-from flwr_kd.app import check, comparison, experiment, output_folder, phase_timeout, strategy_options
-from flwr_kd.results import save
+from flwr_kd.experiments.run_config import (
+    comparison,
+    experiment,
+    output_folder,
+    phase_timeout,
+    strategy_options,
+)
+from flwr_kd.experiments.runner import check
+from flwr_kd.results.files import save
 from flwr_kd.strategies.feddkc import FedDKC, FedDKCConfig
 
 app = ServerApp()

@@ -4,8 +4,7 @@ import torch
 from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
 
-from flwr_kd.app import (
-    check,
+from flwr_kd.experiments.run_config import (
     chosen_method,
     comparison,
     evaluator,
@@ -14,8 +13,8 @@ from flwr_kd.app import (
     phase_timeout,
     strategy_options,
 )
-from flwr_kd.results import save
-from flwr_kd.simulation import server_options
+from flwr_kd.experiments.runner import check, server_options
+from flwr_kd.results.files import save
 from flwr_kd.strategies.fedhead import FedHEAD, FedHEADConfig, FedHEADPlus
 
 METHODS = ("fedhead", "fedhead-plus")
@@ -34,7 +33,7 @@ def main(grid: Grid, context: Context) -> None:
     torch.set_num_threads(1)
     options = strategy_options(context)
     if method.strategy is FedHEADPlus:
-        # With data sets of another kind: model=..., public_data=..., and device=... where the server distils.
+        # With data sets of another kind: model=..., public_set=..., and device=... where the server distils.
         strategy: FedHEAD = FedHEADPlus(config, **server_options(method, run), **options)
     else:
         strategy = FedHEAD(config, **options)

@@ -4,8 +4,7 @@ from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
 
 from flwr_kd import registry
-from flwr_kd.app import (
-    check,
+from flwr_kd.experiments.run_config import (
     comparison,
     evaluator,
     experiment,
@@ -13,7 +12,8 @@ from flwr_kd.app import (
     phase_timeout,
     strategy_options,
 )
-from flwr_kd.results import save
+from flwr_kd.experiments.runner import check
+from flwr_kd.results.files import save
 from flwr_kd.strategies.fedhkd import FedHKD, FedHKDConfig
 
 app = ServerApp()

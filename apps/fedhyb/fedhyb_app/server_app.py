@@ -4,8 +4,7 @@ import torch
 from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
 
-from flwr_kd.app import (
-    check,
+from flwr_kd.experiments.run_config import (
     chosen_method,
     comparison,
     evaluator,
@@ -15,8 +14,8 @@ from flwr_kd.app import (
     phase_timeout,
     strategy_options,
 )
-from flwr_kd.results import save
-from flwr_kd.simulation import server_options
+from flwr_kd.experiments.runner import check, server_options
+from flwr_kd.results.files import save
 
 METHODS = ("fedhyb", "fedhyb-star", "fedhyb-1", "fedhyb-2", "fedhyb-3")
 app = ServerApp()

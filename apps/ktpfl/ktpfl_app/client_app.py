@@ -5,7 +5,7 @@ from flwr.client import Client
 from flwr.clientapp import ClientApp
 
 from flwr_kd import registry
-from flwr_kd.app import client_data, public_options
+from flwr_kd.experiments.run_config import client_data, public_options
 
 
 def client_fn(context: Context) -> Client:

@@ -4,8 +4,8 @@ import torch
 from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
 
-from flwr_kd.app import (
-    check,
+from flwr_kd.checks import ConfigError
+from flwr_kd.experiments.run_config import (
     chosen_method,
     comparison,
     experiment,
@@ -14,9 +14,8 @@ from flwr_kd.app import (
     phase_timeout,
     strategy_options,
 )
-from flwr_kd.config import ConfigError
-from flwr_kd.results import save
-from flwr_kd.simulation import server_options
+from flwr_kd.experiments.runner import check, server_options
+from flwr_kd.results.files import save
 
 METHODS = ("ktpfl", "sim-pfl", "topk-pfl", "fedmd")
 app = ServerApp()
@@ -38,7 +37,7 @@ def main(grid: Grid, context: Context) -> None:
     # So that the numbers are those of `flwr-kd simulate`: more threads are faster, and round otherwise.
     torch.set_num_threads(1)
     # With data sets of another kind, server_options is public_set=..., or nothing: the server then expects the set
-    # that most clients have. With public-data="server" it is needed, and its samples are sent.
+    # that most clients have. With public-at="server" it is needed, and its samples are sent.
     strategy = method.strategy(config, **server_options(method, run), **strategy_options(context))
     # No arrays and no evaluate_fn: the models stay at the clients.
     result = strategy.start(

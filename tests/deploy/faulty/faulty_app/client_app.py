@@ -10,8 +10,9 @@ from flwr.client import Client
 from flwr.clientapp import ClientApp
 
 from flwr_kd import registry
-from flwr_kd.app import client_data
-from flwr_kd.client import Answer, KDClient, Task
+from flwr_kd.client.client import KDClient
+from flwr_kd.client.task import Answer, Task
+from flwr_kd.experiments.run_config import client_data
 
 PATIENCE = 300.0
 BALLAST = 75_000_000

@@ -4,8 +4,14 @@ from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
 
 from flwr_kd import registry
-from flwr_kd.app import comparison, experiment, output_folder, phase_timeout, strategy_options
-from flwr_kd.results import save
+from flwr_kd.experiments.run_config import (
+    comparison,
+    experiment,
+    output_folder,
+    phase_timeout,
+    strategy_options,
+)
+from flwr_kd.results.files import save
 
 app = ServerApp()
 

@@ -1,0 +1,6 @@
+"""``python -m flwr_kd.cli``."""
+
+from flwr_kd.cli.app import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,207 @@
+"""``flwr-kd plot``: pictures of what a result's runs ended with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import typer
+from rich.console import Console
+from rich.progress import track
+
+from flwr_kd import registry
+from flwr_kd.cli.options import Command, Device, ResultDir, UsageError
+from flwr_kd.results import files
+from flwr_kd.results.schema import Comparison, ResultError, RunResult
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from flwr_kd.experiments.experiment import Experiment
+
+__all__ = [
+    "PlotDataDir",
+    "PlotOut",
+    "PlotSeed",
+    "plot_coefficients",
+    "plot_landscape",
+    "plot_samples",
+    "plot_top",
+    "plot_tsne",
+    "plots",
+]
+
+T = TypeVar("T")
+plots = typer.Typer(help="Draw what a result's runs ended with.", rich_markup_mode=None)
+PlotSeed = Annotated[int | None, typer.Option(help="draw the runs with this seed; the first if not set")]
+PlotOut = Annotated[Path | None, typer.Option(help="the PNG; in RESULT_DIR, named like the plot, if not set")]
+PlotDataDir = Annotated[str | None, typer.Option(help="folder of data files; the result's if not set")]
+PICTURES = ("tsne.png", "landscape.png", "samples.png", "coefficients.png")
+
+
+@plots.callback(invoke_without_command=True)
+def plot_top(context: typer.Context) -> None:
+    """Draw what a result's runs ended with."""
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+@plots.command("tsne", cls=Command)
+def plot_tsne(
+    result_dir: ResultDir,
+    classes: Annotated[int, typer.Option(help="classes to show, drawn by the seed")] = 4,
+    samples: Annotated[int, typer.Option(help="test samples to show, of all these classes together")] = 500,
+    seed: PlotSeed = None,
+    out: PlotOut = None,
+    data_dir: PlotDataDir = None,
+    device: Device = "auto",
+) -> None:
+    """Map the global models' features of test samples by t-SNE."""
+    from flwr_kd.experiments.data import bundle_of
+    from flwr_kd.plotting import measurements, tsne
+    from flwr_kd.seeding import numpy_generator
+
+    target, comparison = _plot_of(result_dir, out, PICTURES[0])
+    embeddings = {}
+    for run, experiment, model in _global_models(result_dir, comparison, seed, data_dir, device):
+        test = bundle_of(experiment).test
+        rows = measurements.sample_of_classes(test.y, classes, samples, numpy_generator(run.seed, "t-sne"))
+        shown = test.subset(rows)
+        features = measurements.features_of(model, shown.x)
+        embeddings[run.method] = (measurements.embed(features, run.seed), shown.y.numpy())
+    picture = tsne.tsne(comparison, embeddings, target, seed=seed)
+    print(f"t-SNE: {picture.resolve()}")
+
+
+@plots.command("landscape", cls=Command)
+def plot_landscape(
+    result_dir: ResultDir,
+    directions: Annotated[int, typer.Option(help="random directions, a line each")] = 10,
+    points: Annotated[int, typer.Option(help="points of a line; odd, so that one is the model itself")] = 21,
+    reach: Annotated[float, typer.Option(help="largest perturbation, in norms of each filter")] = 1.0,
+    samples: Annotated[int, typer.Option(help="training samples of all clients together")] = 1000,
+    seed: PlotSeed = None,
+    out: PlotOut = None,
+    data_dir: PlotDataDir = None,
+    device: Device = "auto",
+) -> None:
+    """Draw the training loss around the global models."""
+    import numpy as np
+
+    from flwr_kd.experiments import saved_arrays
+    from flwr_kd.experiments.data import bundle_of
+    from flwr_kd.plotting import landscape, measurements
+    from flwr_kd.seeding import numpy_generator, torch_generator
+
+    for name, value in (("directions", directions), ("samples", samples)):
+        if value < 1:
+            raise UsageError(f"{name} must be a whole number from 1, got {value}")
+    if points < 3 or points % 2 == 0:
+        raise UsageError(f"points must be an odd number from 3, got {points}")
+    if not 0 < reach < float("inf"):
+        raise UsageError(f"reach must be a finite number above 0, got {reach}")
+    target, comparison = _plot_of(result_dir, out, PICTURES[1])
+    magnitudes = reach * np.arange(-(points // 2), points // 2 + 1) / (points // 2)
+    losses = {}
+    for run, experiment, model in _global_models(result_dir, comparison, seed, data_dir, device):
+        rows = saved_arrays.training_rows(experiment, samples, numpy_generator(run.seed, "landscape"))
+        shown = bundle_of(experiment).train.subset(rows)
+        state, trained = model.state_dict(), {name for name, _ in model.named_parameters()}
+        lines = []
+        console = Console()
+        for index in track(
+            range(directions), run.method, transient=True, console=console, disable=not console.is_terminal
+        ):
+            direction = measurements.filter_normalised_direction(
+                state, torch_generator(run.seed, "landscape", index), parameters=trained
+            )
+            lines.append(measurements.loss_along(model, state, [direction], magnitudes, shown.x, shown.y))
+        losses[run.method] = np.concatenate(lines)
+    picture = landscape.landscape(comparison, magnitudes, losses, target, seed=seed)
+    print(f"landscape: {picture.resolve()}")
+
+
+@plots.command("samples", cls=Command)
+def plot_samples(result_dir: ResultDir, seed: PlotSeed = None, out: PlotOut = None) -> None:
+    """Draw the images that a server made for its distillation."""
+    from flwr_kd.experiments import saved_arrays
+    from flwr_kd.plotting import samples
+
+    target, comparison = _plot_of(result_dir, out, PICTURES[2])
+    images = _kept_by_method(
+        comparison,
+        seed,
+        lambda run: saved_arrays.synthetic_images(result_dir, run),
+        lacks="it makes no images",
+        none=f"no method of {str(result_dir)!r} makes images at the server",
+    )
+    picture = samples.samples(comparison, images, target, seed=seed)
+    print(f"samples: {picture.resolve()}")
+
+
+@plots.command("coefficients", cls=Command)
+def plot_coefficients(result_dir: ResultDir, seed: PlotSeed = None, out: PlotOut = None) -> None:
+    """Draw how much each client learns from each other one."""
+    from flwr_kd.experiments import saved_arrays
+    from flwr_kd.plotting import coefficients
+
+    target, comparison = _plot_of(result_dir, out, PICTURES[3])
+    matrices = _kept_by_method(
+        comparison,
+        seed,
+        lambda run: saved_arrays.coefficients(result_dir, run),
+        lacks="it kept no coefficients",
+        none=f"no method of {str(result_dir)!r} kept coefficients of its clients",
+    )
+    picture = coefficients.coefficients(comparison, matrices, target, seed=seed)
+    print(f"coefficients: {picture.resolve()}")
+
+
+def _kept_by_method(
+    comparison: Comparison, seed: int | None, find: Callable[[RunResult], T | None], *, lacks: str, none: str
+) -> dict[str, T]:
+    """Return what a run of each method has kept; name those that have not, and why."""
+    found = {}
+    for name, run in comparison.one_each(seed).items():
+        each = find(run)
+        if each is None:
+            print(f"left out: {name} ({lacks})")
+        else:
+            found[name] = each
+    if not found:
+        raise ResultError(none)
+    return found
+
+
+def _plot_of(directory: Path, out: Path | None, name: str) -> tuple[Path, Comparison]:
+    """Return where a picture is to be written, and the result that it is of."""
+    target = out or directory / name
+    if target.is_dir():
+        raise UsageError(f"out must be a file, got the folder {str(target)!r}")
+    if not directory.is_dir():
+        raise UsageError(f"no folder {str(directory)!r}: name that of a result")
+    try:
+        return target, files.load(directory)
+    except FileNotFoundError as error:
+        raise UsageError(f"no result in {str(directory)!r}: {error.filename!r} is not there") from None
+
+
+def _global_models(
+    directory: Path, comparison: Comparison, seed: int | None, data_dir: str | None, device: str
+) -> Iterator[tuple[RunResult, Experiment, nn.Module]]:
+    """Yield a run of each method with a global model, its experiment and that model; name the others."""
+    from flwr_kd.experiments import saved_arrays
+    from flwr_kd.learning.device import resolve_device
+
+    runs = comparison.one_each(seed)
+    without = [name for name in runs if not registry.get(name).global_model]
+    if len(without) == len(runs):
+        raise ResultError(f"no method of {str(directory)!r} has a global model: {', '.join(without)}")
+    if without:
+        print(f"left out: {', '.join(without)} (no global model)")
+    # All of them first: what is missing is told before the work begins.
+    found = [(run, saved_arrays.read(directory, run)) for name, run in runs.items() if name not in without]
+    for run, arrays in found:
+        experiment = saved_arrays.experiment_of(comparison.config, run, data_dir=data_dir, device=device)
+        yield run, experiment, saved_arrays.global_model(experiment, arrays).to(resolve_device(device))

@@ -1,0 +1,43 @@
+"""``flwr-kd privacy``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from flwr_kd import privacy
+
+__all__ = ["show_privacy"]
+
+
+def show_privacy(
+    sigma: Annotated[float, typer.Option(help="σ, the noise multiplier")] = 7.0,
+    rounds: Annotated[int, typer.Option(help="rounds in which a client sends")] = 50,
+    delta: Annotated[float, typer.Option(help="δ")] = 0.01,
+    dimensions: Annotated[int, typer.Option(help="D, size of a representation")] = 64,
+    classes: Annotated[int, typer.Option(help="classes that a change of one sample touches")] = 1,
+    count: Annotated[int | None, typer.Option(help="N, samples of the class, for the noise's size")] = None,
+    clip: Annotated[float, typer.Option(help="ζ, bound of each element")] = 3.0,
+) -> None:
+    """Print the privacy budget of FedHKD's noise, in one round and over a run."""
+    found = privacy.budget(
+        sigma=sigma,
+        rounds=rounds,
+        delta=delta,
+        dimensions=dimensions,
+        classes=classes,
+        count=count,
+        bound=clip,
+    )
+    console = Console()
+    table = Table("quantity", "value", title="Privacy budget", title_justify="left")
+    for label, value in found.rows():
+        table.add_row(label, value)
+    console.print(table)
+    for heading, lines in (("It holds if", found.assumptions), ("Not covered", found.not_covered)):
+        console.print(f"{heading}:")
+        for line in lines:
+            console.print(f"  - {line}")

@@ -1,0 +1,1 @@
+"""The client half of every method."""

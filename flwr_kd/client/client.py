@@ -1,0 +1,411 @@
+"""The client half of every method: unpack, train, measure, pack.
+
+A method derives from :class:`KDClient` and overrides :meth:`~KDClient.objective` (its loss) and, where it
+sends knowledge, :meth:`~KDClient.knowledge`; a further phase ``p`` is a method ``phase_p``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from logging import WARNING
+from typing import Any, ClassVar, cast
+
+import numpy.typing as npt
+import torch
+from flwr.app import Context
+from flwr.client import NumPyClient
+from flwr.common.logger import log
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, Dataset
+
+from flwr_kd.checks import ConfigError
+from flwr_kd.client.personal_state import PersonalState, StateError
+from flwr_kd.client.task import Answer, Measured, Task
+from flwr_kd.config import MethodConfig
+from flwr_kd.learning.batches import Batches, DatasetError
+from flwr_kd.learning.device import resolve_device
+from flwr_kd.learning.loop import fit, make_optimizer
+from flwr_kd.learning.weights import load_weights, size_of
+from flwr_kd.models import SplitModel, as_feature_model
+from flwr_kd.seeding import derive_seed, forked_global_rng
+from flwr_kd.transport import flower_records
+from flwr_kd.transport.payload import MAX_PAYLOAD_BYTES, Payload, PayloadError
+from flwr_kd.transport.template import ArrayTemplate
+
+__all__ = ["KDClient", "Objective"]
+
+NDArray = npt.NDArray[Any]
+Objective = Callable[..., Tensor]
+"""A loss on one batch: inputs ``[B, ...]``, labels ``[B]`` and, if asked for, positions ``[B]`` to a scalar."""
+
+
+class KDClient(NumPyClient):
+    """Base of all methods' client halves.
+
+    Parameters
+    ----------
+    model : nn.Module or (extractor, head)
+        Returns logits ``[B, C]``. Any module that ends in a ``Linear``; see
+        :func:`flwr_kd.models.as_feature_model`.
+    train_set : Dataset or DataLoader
+        Map-style, of pairs or dicts; see :class:`flwr_kd.Batches`.
+    test_set : Dataset or DataLoader, optional
+        Without one, or with an empty one, no local accuracy is reported.
+    context : Context
+        As ``client_fn`` got it.
+    device : str or torch.device
+        ``"auto"``: CUDA, else MPS, else CPU.
+    classes : sequence, optional
+        Label values in the order of the model's outputs, where they are not 0..C-1.
+    input_key, label_key : str, optional
+        Keys of dict items, where they cannot be guessed.
+    knowledge_set : Dataset or DataLoader, optional
+        The training samples without augmentation, for what is extracted from them; ``train_set`` if None.
+    augment : callable, optional
+        ``augment(x, generator) -> x`` on training batches; never applied in evaluation or extraction.
+
+    Raises
+    ------
+    DatasetError
+        If a data set does not give what training needs.
+    """
+
+    config_class: ClassVar[type[MethodConfig]] = MethodConfig
+    personal: ClassVar[bool] = False
+    """Whether the model stays at the client between rounds instead of coming from the server."""
+    indexed: ClassVar[bool] = False
+    """Whether the objective's third argument are the samples' positions in the data set."""
+
+    def __init__(
+        self,
+        model: nn.Module | tuple[nn.Module, nn.Module],
+        train_set: Dataset[Any] | DataLoader[Any],
+        test_set: Dataset[Any] | DataLoader[Any] | None = None,
+        *,
+        context: Context,
+        device: str | torch.device = "auto",
+        classes: Sequence[Any] | None = None,
+        input_key: str | None = None,
+        label_key: str | None = None,
+        knowledge_set: Dataset[Any] | DataLoader[Any] | None = None,
+        augment: Callable[[Tensor, torch.Generator], Tensor] | None = None,
+    ) -> None:
+        self.device = resolve_device(device)
+        self.model: Any = self.wrap(model).to(self.device)
+        self.num_classes = _size_of(self.model, "num_classes")
+        options: dict[str, Any] = {
+            "num_classes": self.num_classes,
+            "classes": classes,
+            "input_key": input_key,
+            "label_key": label_key,
+        }
+        self.train_batches = Batches(train_set, **options)
+        self.knowledge_batches = (
+            self.train_batches if knowledge_set is None else Batches(knowledge_set, **options)
+        )
+        self.test_batches = None if test_set is None else Batches(test_set, **options)
+        if not len(self.train_batches):
+            raise DatasetError("train_set is empty: a client needs at least one training sample")
+        self.feature_shape = self._feature_shape()
+        self.feature_dim = math.prod(self.feature_shape)
+        self.context = context
+        self.augment = augment
+        self.state = PersonalState(context)
+        self._trained_round, self._lost_state = 0, False
+
+    # ------------------------------------------------------------------ hooks for a method's author
+
+    def wrap(self, model: nn.Module | tuple[nn.Module, nn.Module]) -> nn.Module:
+        """Give the user's model ``features`` and ``classify``; the base's features are vectors ``[B, D]``."""
+        return as_feature_model(model)
+
+    def objective(self, task: Task) -> Objective:
+        """Return the loss on one batch; the base's is cross-entropy. It gets positions, too, where ``indexed``."""
+        return lambda x, y: F.cross_entropy(self.model(x), y)
+
+    def knowledge(self, task: Task) -> Payload | None:
+        """Return what is sent besides the model after training; nothing by default."""
+        return None
+
+    def properties(self) -> dict[str, bool | int | float | str | bytes]:
+        """Return further properties for the handshake; none by default."""
+        return {}
+
+    def phase_train(self, task: Task) -> Answer:
+        """Train on the local data, measure, and return the model and the knowledge."""
+        self.load(task)
+        metrics = {"train-loss": self.train(task, self.objective(task), rows=self.indexed)}
+        metrics |= self.local_metrics(task.config.batch_size)
+        self.keep()
+        return Answer(
+            arrays=[] if self.personal else self.arrays(task.names),
+            payload=self.knowledge(task),
+            num_examples=len(self.train_batches),
+            metrics=metrics,
+        )
+
+    # ------------------------------------------------------------------ Flower's interface
+
+    def get_properties(self, config: Mapping[str, Any]) -> dict[str, bool | int | float | str | bytes]:
+        """Answer the handshake."""
+        found = {
+            "num-examples": len(self.train_batches),
+            "num-test-examples": 0 if self.test_batches is None else len(self.test_batches),
+            "num-classes": self.num_classes,
+            "feature-shape": json.dumps(self.feature_shape),
+            "arrays": ArrayTemplate.of_ndarrays(self._named_arrays()).to_json(),
+            **self.properties(),
+        }
+        if self.personal:
+            try:
+                self.check_state()
+            except StateError as error:
+                found[flower_records.REFUSAL] = str(error)
+        for key in ("partition-id", "sector"):
+            if key in self.context.node_config:
+                found[key] = self.context.node_config[key]
+        return found
+
+    def fit(
+        self, parameters: list[NDArray], config: Mapping[str, Any]
+    ) -> tuple[list[NDArray], int, dict[str, bool | int | float | str | bytes]]:
+        """Answer one phase of a round."""
+        task = self._task(parameters, config)
+        if self.personal:
+            self.check_state()
+        handler: Callable[[Task], Answer] | None = getattr(
+            self, "phase_" + task.phase.replace("-", "_"), None
+        )
+        if handler is None:
+            raise ConfigError(f"{type(self).__name__} does not know the phase {task.phase!r}")
+        with forked_global_rng(task.seed, self.model, self.device):
+            answer = handler(task)
+        metrics: dict[str, bool | int | float | str | bytes] = {
+            name: float(value) for name, value in answer.metrics.items()
+        }
+        if self._lost_state:
+            metrics[flower_records.STATE_LOST] = 1.0
+        if answer.payload is not None:
+            metrics[flower_records.PAYLOAD] = answer.payload.to_bytes(max_bytes=task.max_payload_bytes)
+        return answer.arrays, answer.num_examples, metrics
+
+    def evaluate(
+        self, parameters: list[NDArray], config: Mapping[str, Any]
+    ) -> tuple[float, int, dict[str, bool | int | float | str | bytes]]:
+        """Evaluate the server's model on the client's test data; 0 examples where there are none."""
+        task = self._task(parameters, config)
+        self.load(task)
+        measured = self.measure(task.config.batch_size)
+        if measured is None or self.test_batches is None:
+            return 0.0, 0, {}
+        return measured.loss, len(self.test_batches), {"accuracy": measured.accuracy}
+
+    # ------------------------------------------------------------------ building blocks
+
+    def load(self, task: Task) -> None:
+        """Take the server's model, by name; a personal model comes from the client's own state.
+
+        Raises
+        ------
+        PayloadError
+            If number, names or shapes do not fit the client's model.
+        """
+        if self.personal:
+            self.load_own()
+            return
+        load_weights(self.model, self.named(task, task.arrays))
+
+    def load_own(self) -> bool:
+        """Take the model that this client kept in this run; say whether there is one.
+
+        Where there is none, the model stays as it was built. If the client has trained in this run before, it has
+        lost it, as by a restart: it says so in its log, and to the server.
+        """
+        kept = self.state.load()
+        if kept is not None:
+            self.model.load_state_dict(kept)
+        elif self._trained_round:
+            self._lost_state = True
+            log(
+                WARNING,
+                "the personal model of round %d is not here any more: it begins anew",
+                self._trained_round,
+            )
+        return kept is not None
+
+    def load_trained(self) -> None:
+        """Take the model that this client kept after an earlier phase of the round.
+
+        Raises
+        ------
+        StateError
+            If it is not there.
+        """
+        if not self.load_own():
+            raise StateError("no model of this round's training is kept here: it was lost, or never trained")
+
+    def named(self, task: Task, arrays: Sequence[NDArray]) -> dict[str, NDArray]:
+        """Name one model's arrays, which come in the server's order, and check them.
+
+        Raises
+        ------
+        PayloadError
+            If number, names or shapes do not fit the client's model.
+        """
+        mine = self._named_arrays()
+        names = task.names or tuple(mine)
+        if len(arrays) != len(names):
+            raise PayloadError(f"{len(arrays)} arrays came, expected {len(names)}")
+        came = dict(zip(names, arrays, strict=True))
+        template = ArrayTemplate.of_ndarrays(mine)
+        other = template.difference(ArrayTemplate.of_ndarrays(came))
+        if other is not None:
+            raise PayloadError(f"the server's model does not fit this client's: {other}")
+        checked = template.check([came[name] for name in template.names])
+        return dict(zip(template.names, checked, strict=True))
+
+    def check_state(self) -> None:
+        """Check that the personal model can be kept, before it is trained.
+
+        Raises
+        ------
+        StateError
+            If it cannot; see :meth:`flwr_kd.PersonalState.check`.
+        """
+        self.state.check(size_of(self.model.state_dict()))
+
+    def keep(self) -> None:
+        """Keep a personal model until the next round."""
+        if self.personal:
+            self.state.save(self.model.state_dict())
+
+    def arrays(self, names: Sequence[str]) -> list[NDArray]:
+        """Return the model's arrays in the server's order."""
+        mine = self._named_arrays()
+        return [mine[name].copy() for name in (names or mine)]
+
+    def train(
+        self, task: Task, objective: Objective, *, epochs: int | None = None, rows: bool = False
+    ) -> float:
+        """Minimise an objective on the training data; the model ends in eval mode.
+
+        The optimiser is fresh in every phase. With ``rows`` the objective's third argument are the samples'
+        positions in the data set ``[B]``.
+
+        Returns
+        -------
+        float
+            Mean loss per sample over the last epoch, as it was during training.
+
+        Raises
+        ------
+        FloatingPointError
+            If the loss is no longer finite.
+        """
+        config = task.config
+        optimizer = make_optimizer(self.model, config, config.learning_rate_at(task.server_round))
+        order, views = task.generator("order"), task.generator("augment")
+
+        def epoch() -> Iterator[tuple[Tensor, ...]]:
+            source = self.train_batches.indexed if rows else self.train_batches.shuffled
+            for x, *others in source(config.batch_size, order):
+                x = x.to(self.device)
+                if self.augment is not None:
+                    x = self.augment(x, views)
+                yield (x, *(other.to(self.device) for other in others))
+
+        count = config.local_epochs if epochs is None else epochs
+        return fit(self.model, optimizer, epoch, objective, epochs=count)
+
+    @torch.no_grad()
+    def measure(self, batch_size: int) -> Measured | None:
+        """Return loss and accuracy on the test data, in eval mode; None without test data."""
+        if self.test_batches is None or not len(self.test_batches):
+            return None
+        self.model.eval()
+        loss, right, near, count = 0.0, 0, 0, 0
+        several = self.num_classes > 5
+        for x, y in self.test_batches.ordered(batch_size):
+            logits, y = self.model(x.to(self.device)), y.to(self.device)
+            loss += float(F.cross_entropy(logits, y, reduction="sum"))
+            right += int((logits.argmax(dim=1) == y).sum())
+            if several:
+                near += int((logits.topk(5, dim=1).indices == y[:, None]).sum())
+            count += len(y)
+        return Measured(loss / count, right / count, near / count if several else None)
+
+    def local_metrics(self, batch_size: int) -> dict[str, float]:
+        """Return ``local-accuracy``, and ``local-top5`` of more than 5 classes, as an answer has them.
+
+        Empty without test data.
+        """
+        measured = self.measure(batch_size)
+        if measured is None:
+            return {}
+        top5 = {} if measured.top5 is None else {"local-top5": measured.top5}
+        return {"local-accuracy": measured.accuracy, **top5}
+
+    @torch.no_grad()
+    def extract(self, batch_size: int, batches: Batches | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Return features ``[N, D]``, logits ``[N, C]`` and labels ``[N]`` of samples, on the CPU.
+
+        Of all training samples, or of other ``batches``. In eval mode, without augmentation, in the data set's
+        order. Features of a :class:`~flwr_kd.models.SplitModel` have its feature shape, ``[N, ...]``.
+        """
+        self.model.eval()
+        rows: list[tuple[Tensor, Tensor, Tensor]] = []
+        for x, y in (self.knowledge_batches if batches is None else batches).ordered(batch_size):
+            features = self.model.features(x.to(self.device))
+            rows.append((features.cpu(), self.model.classify(features).cpu(), y))
+        features, logits, labels = (torch.cat(column) for column in zip(*rows, strict=True))
+        return features, logits, labels
+
+    @torch.no_grad()
+    def _feature_shape(self) -> tuple[int, ...]:
+        """Read the shape of one sample's features off the model, or off what it makes of a sample."""
+        dim, shape = getattr(self.model, "feature_dim", None), getattr(self.model, "feature_shape", None)
+        if isinstance(self.model, SplitModel) and shape is None:
+            x = self.train_batches.example().to(self.device)
+            shape = tuple(self.model.eval().features(x).shape[1:])
+        return (_size_of(self.model, "feature_dim"),) if shape is None or dim is not None else tuple(shape)
+
+    def _task(self, parameters: list[NDArray], config: Mapping[str, Any]) -> Task:
+        server_round, phase = (
+            int(config.get(flower_records.ROUND, 1)),
+            str(config.get(flower_records.PHASE, "train")),
+        )
+        who = self.context.node_config.get("partition-id", self.context.node_id)
+        self.state.at(
+            str(config.get(flower_records.RUN, "")),
+            server_round,
+            known=int(config.get(flower_records.KNOWN, server_round)),
+            saved=int(config.get(flower_records.SAVED, server_round - 1)),
+        )
+        self._trained_round, self._lost_state = int(config.get(flower_records.TRAINED, 0)), False
+        return Task(
+            server_round=server_round,
+            phase=phase,
+            seed=derive_seed(
+                int(config.get(flower_records.SEED, 0)), "client", phase, server_round, cast(int, who)
+            ),
+            names=tuple(json.loads(config.get(flower_records.NAMES, "[]"))),
+            arrays=parameters,
+            payload=config.get(flower_records.PAYLOAD),
+            config=self.config_class.from_wire(config),
+            max_payload_bytes=int(config.get(flower_records.MAX_BYTES, MAX_PAYLOAD_BYTES)),
+            extra=config,
+        )
+
+    def _named_arrays(self) -> dict[str, NDArray]:
+        """Return the model's arrays; on the CPU these are views of its weights."""
+        return {name: tensor.detach().cpu().numpy() for name, tensor in self.model.state_dict().items()}
+
+
+def _size_of(model: nn.Module, name: str) -> int:
+    size: Any = getattr(model, name, None)
+    if not isinstance(size, int) or size < 1:
+        raise ConfigError(f"a model with features() and classify() of its own needs {name}, got {size!r}")
+    return size

@@ -1,0 +1,180 @@
+"""Where a client's personal model lives between rounds.
+
+Flower keeps ``context.state`` in memory, per run; a SuperNode drops a large one without a word (250 MB were
+lost in a trial, 200 MB were kept). So there are two places: ``context.state`` up to a limit, or, where the
+node config names a ``state-dir``, a file there.
+"""
+
+from __future__ import annotations
+
+import glob
+import shutil
+import tempfile
+from pathlib import Path
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from flwr_kd.files import write_atomically
+from flwr_kd.learning.weights import size_of
+
+__all__ = ["MAX_STATE_BYTES", "PersonalState", "StateError"]
+
+MAX_STATE_BYTES = 150 * 10**6
+"""Largest personal model in bytes that is kept in ``context.state``."""
+_LONGEST_RUN, _EVER = 64, 2**63
+
+
+class StateError(RuntimeError):
+    """A client's personal model cannot be kept or read back."""
+
+
+class PersonalState:
+    """Save and load named tensors of one client and one run.
+
+    In a ``state-dir`` two rounds are kept, the last one and the last from which the server could be resumed: a
+    resumed server asks for later rounds again, which must begin where they began the first time.
+
+    Parameters
+    ----------
+    context : Context
+        Flower's context of the client. ``context.node_config["state-dir"]``, where given, is a folder.
+    """
+
+    _KEY, _WHEN = "flwr-kd.personal", "flwr-kd.personal-of"
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        folder = context.node_config.get("state-dir")
+        self._folder = Path(str(folder)) if folder else None
+        # A SuperNode's partition id outlives its node id, which a restart may change.
+        self._node = context.node_config.get("partition-id", context.node_id)
+        self._run, self._round, self._known, self._saved = str(context.run_id), 0, _EVER, 0
+
+    def at(self, run: str, server_round: int, *, known: int, saved: int) -> None:
+        """Say for which run and round is loaded and saved.
+
+        Parameters
+        ----------
+        run : str
+            The server's name of the run, which a resumed one keeps: letters and digits. Flower's run id if empty.
+        server_round : int
+            From 1.
+        known : int
+            The last round that counts: what was saved in a later one is not loaded, since it is of a server that
+            was broken off.
+        saved : int
+            The last round from which a server could be resumed: what was saved up to there is kept.
+
+        Raises
+        ------
+        StateError
+            If ``run`` could lead elsewhere as part of a file's name.
+        """
+        if run and not (run.isascii() and run.isalnum() and len(run) <= _LONGEST_RUN):
+            raise StateError(f"run-key must be at most {_LONGEST_RUN} letters and digits, got {run[:80]!r}")
+        self._run = run or str(self._context.run_id)
+        self._round, self._known, self._saved = server_round, known, saved
+
+    def check(self, size: int) -> None:
+        """Check that so many bytes can be kept.
+
+        Raises
+        ------
+        StateError
+            If there is no ``state-dir`` and they are more than :data:`MAX_STATE_BYTES`, or the ``state-dir`` cannot
+            be written to, or has not the space for two rounds of them.
+        """
+        if self._folder is None:
+            if size > MAX_STATE_BYTES:
+                raise StateError(
+                    f"a personal model of {size / 1e6:.0f} MB is more than the {MAX_STATE_BYTES / 1e6:.0f} MB that "
+                    "Flower keeps between rounds; name a folder for it: --node-config 'state-dir=\"/path\"'"
+                )
+            return
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=self._folder):
+                pass
+            free = shutil.disk_usage(self._folder).free + sum(
+                f.stat().st_size for f in self._files().values()
+            )
+        except OSError as error:
+            raise StateError(f"state-dir must be a folder that can be written to: {error}") from None
+        if free < 2 * size:
+            raise StateError(
+                f"state-dir {self._folder} has {free / 1e6:.0f} MB free; a personal model of {size / 1e6:.0f} MB "
+                "needs twice its size"
+            )
+
+    def save(self, tensors: dict[str, Tensor]) -> None:
+        """Keep the tensors until the next round.
+
+        Raises
+        ------
+        StateError
+            If there is no ``state-dir`` and the tensors are larger than :data:`MAX_STATE_BYTES`, or the file cannot
+            be written; what was kept before stays.
+        """
+        tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+        if self._folder is None:
+            self.check(size_of(tensors))
+            self._context.state[self._KEY] = ArrayRecord(tensors)
+            self._context.state[self._WHEN] = ConfigRecord({"run": self._run})
+            return
+        try:
+            write_atomically(self._file(self._round), save(tensors))
+            files = self._files()
+            kept = {self._round, max((r for r in files if r <= self._saved), default=self._round)}
+            broken_off = self._folder.glob(f".{glob.escape(self._stem)}*")
+            for file in (*(files[r] for r in files.keys() - kept), *broken_off):
+                file.unlink(missing_ok=True)
+        except OSError as error:
+            raise StateError(f"cannot keep the personal model in {self._folder}: {error}") from error
+
+    def load(self) -> dict[str, Tensor] | None:
+        """Return what was saved last in this run, or None.
+
+        From a ``state-dir``: what was saved last up to the last round that counts, see :meth:`at`.
+
+        Raises
+        ------
+        StateError
+            If the file exists and cannot be read.
+        """
+        if self._folder is not None:
+            rounds = [r for r in self._files() if r <= self._known]
+            if not rounds:
+                return None
+            file = self._file(max(rounds))
+            try:
+                return dict(load_file(file))
+            except (SafetensorError, OSError) as error:
+                raise StateError(f"cannot read the personal model in {file}: {error}") from error
+        record = self._context.state.array_records.get(self._KEY)
+        when = self._context.state.config_records.get(self._WHEN)
+        # Who has not said for which run, such as a look at it from outside, gets what there is.
+        if record is None or (self._known < _EVER and (when is None or when["run"] != self._run)):
+            return None
+        return {name: torch.from_numpy(value.numpy().copy()) for name, value in record.items()}
+
+    def _file(self, server_round: int) -> Path:
+        assert self._folder is not None
+        return self._folder / f"{self._stem}{server_round}.safetensors"
+
+    @property
+    def _stem(self) -> str:
+        return f"run-{self._run}-node-{self._node}-round-"
+
+    def _files(self) -> dict[int, Path]:
+        """Return what is kept of this run and node, by round."""
+        assert self._folder is not None
+        found = {}
+        for file in self._folder.glob(f"{glob.escape(self._stem)}*.safetensors"):
+            number = file.name.removeprefix(self._stem).removesuffix(".safetensors")
+            if number.isdecimal():
+                found[int(number)] = file
+        return found

@@ -1,0 +1,1 @@
+"""An ensemble of models distilled into one."""

@@ -1,0 +1,1 @@
+"""Whole experiments on one machine, and Flower Apps' side of them."""

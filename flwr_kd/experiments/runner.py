@@ -1,0 +1,283 @@
+"""One method, run once: strategy, clients, backend, result."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.app import ArrayRecord, Context
+from flwr.client import Client, NumPyClient
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+from torch.utils.data import Dataset
+
+from flwr_kd import registry
+from flwr_kd.config import MethodConfig
+from flwr_kd.data import (
+    Bundle,
+    augmentation,
+    histogram,
+)
+from flwr_kd.experiments.attacks import MaliciousClient, parse_attack
+from flwr_kd.experiments.data import bundle_of, client_splits, public_of
+from flwr_kd.experiments.evaluation import evaluator
+from flwr_kd.experiments.experiment import Experiment, attacker_ids
+from flwr_kd.experiments.ray_backend import run_ray
+from flwr_kd.learning.weights import size_of
+from flwr_kd.results.schema import RoundResult, RunResult
+from flwr_kd.seeding import derive_seed
+from flwr_kd.server.checkpoint import Checkpoint
+from flwr_kd.server.records import KDResult, RoundStats
+from flwr_kd.server.strategy import KDStrategy
+from flwr_kd.transport.inline_grid import InlineGrid
+
+__all__ = [
+    "SimulationError",
+    "check",
+    "client_options",
+    "round_result",
+    "run",
+    "run_inline",
+    "server_options",
+]
+
+_LARGE_STATE = 10 * 10**6
+
+
+class SimulationError(RuntimeError):
+    """The server failed, so that there is no result."""
+
+
+@dataclass
+class _Outcome:
+    result: KDResult | None = None
+    failure: BaseException | None = None
+
+
+def run(
+    method: registry.Method,
+    experiment: Experiment,
+    config: MethodConfig | None = None,
+    *,
+    on_round: Callable[[RoundStats], None] | None = None,
+    checkpoint_dir: Path | None = None,
+    resume: bool = False,
+    keep: Path | None = None,
+) -> RunResult:
+    """Run one method once.
+
+    Parameters
+    ----------
+    method : Method
+        From the registry.
+    experiment : Experiment
+        Data, models, rounds, backend.
+    config : MethodConfig, optional
+        The method's hyper-parameters; its defaults if None.
+    on_round : callable, optional
+        Called after every round.
+    checkpoint_dir : path, optional
+        Arrays and the method's state are written there after every round.
+    resume : bool
+        Go on after the checkpoint's round. What clients keep to themselves (personal models) is not in it, and lost
+        with the simulation.
+    keep : path, optional
+        A folder, made if it does not exist, into which the last global arrays and the strategy's own state
+        are written as a :class:`~flwr_kd.server.checkpoint.Checkpoint`; not where the method has neither.
+
+    Returns
+    -------
+    RunResult
+        The numbers per round.
+
+    Raises
+    ------
+    ConfigError, DataError
+        If something that the caller chose is not allowed; nothing has been run.
+    SimulationError
+        If the server failed.
+    """
+    experiment = experiment.of(method)
+    config = method.config() if config is None else config
+    splits = client_splits(experiment)
+    bundle = bundle_of(experiment)
+    config.check_classes(bundle.num_classes)
+    _check_attack(experiment, bundle)
+    strategy = method.strategy(
+        config,
+        **server_options(method, experiment),
+        seed=experiment.seed,
+        fraction_train=experiment.fraction_train,
+        min_available_nodes=experiment.clients,
+        on_round=on_round,
+        checkpoint_dir=checkpoint_dir,
+        resume=resume,
+    )
+    initial = ArrayRecord(experiment.build_model().state_dict()) if strategy.sends_weights else ArrayRecord()
+    evaluate = None
+    if method.global_model:
+        evaluate = evaluator(experiment.build_model, bundle, threads=experiment.workers)
+    outcome = _Outcome()
+
+    def serve(grid: Grid) -> None:
+        try:
+            outcome.result = strategy.start(grid, initial, num_rounds=experiment.rounds, evaluate_fn=evaluate)
+        except Exception as error:
+            outcome.failure = error
+
+    backend = run_inline if experiment.backend == "inline" else run_ray
+    with tempfile.TemporaryDirectory(prefix="flwr-kd-state-") as folder:
+        build = functools.partial(_build_client, method.name, experiment, _state_dir(experiment, folder))
+        backend(ClientApp(client_fn=build), experiment, serve)
+    if outcome.result is None:
+        reason = outcome.failure or "it ended without a result"
+        raise SimulationError(f"{method.name}: the server failed: {reason}") from outcome.failure
+    if keep is not None:
+        arrays = outcome.result.arrays if method.global_model else ArrayRecord()
+        _keep(keep, experiment.rounds, strategy, arrays)
+    labels = bundle.train.y.numpy()
+    return RunResult(
+        method=method.name,
+        seed=experiment.seed,
+        rounds=tuple(round_result(stats) for stats in outcome.result.rounds),
+        hyperparameters=dict(config.to_wire()),
+        histogram=histogram(labels, [train for train, _ in splits], bundle.num_classes),
+    )
+
+
+def _keep(folder: Path, last_round: int, strategy: KDStrategy, arrays: ArrayRecord) -> None:
+    state = strategy.state_arrays()
+    if arrays or state:
+        name, config = type(strategy).__name__, strategy.config.to_wire()
+        Checkpoint(name, last_round, config, strategy.seed, arrays, state).save(folder)
+
+
+def check(experiment: Experiment, config: MethodConfig, method: registry.Method | None = None) -> None:
+    """Check, before the server waits for clients, what would make them all fail: data, models, classes.
+
+    With a ``method``, its server's part as well: public data, and a model that takes it.
+
+    Raises
+    ------
+    ConfigError, DataError
+        If a setting does not go with another.
+    """
+    if experiment.own is None:
+        client_splits(experiment)
+    bundle = bundle_of(experiment)
+    config.check_classes(bundle.num_classes)
+    _check_attack(experiment, bundle)
+    for index in range(len(experiment.models)):
+        experiment.build_model(index)
+    if method is not None:
+        method.strategy(config, **server_options(method, experiment), min_available_nodes=experiment.clients)
+
+
+def server_options(method: registry.Method, experiment: Experiment) -> dict[str, Any]:
+    """Return what a method's strategy is given besides its config: device, model, public data, if it needs them.
+
+    Raises
+    ------
+    ConfigError, DataError
+        If the public data is not to be had, or the model does not take it.
+    """
+    if method.public_at == "server":
+        model: dict[str, Any] = {"model": experiment.build_model()}
+        if method.heterogeneous:
+            model = {"models": [experiment.build_model(index) for index in range(len(experiment.models))]}
+        return {**model, "public_set": public_of(experiment), "device": experiment.device}
+    if method.public_at == "clients":
+        return {"public_set": public_of(experiment)}
+    if method.public_at == "synthetic":
+        return {
+            "model": experiment.build_model(),
+            "input_shape": bundle_of(experiment).input_shape,
+            "device": experiment.device,
+        }
+    return {"device": experiment.device} if method.server_device else {}
+
+
+def client_options(method: registry.Method, experiment: Experiment) -> dict[str, Any]:
+    """Return what a method's client is given besides its model and data: public data, if all clients have it."""
+    public = {"public_set": public_of(experiment)} if method.public_at == "clients" else {}
+    return {**method.client_options, **public}
+
+
+def _check_attack(experiment: Experiment, bundle: Bundle) -> None:
+    if experiment.attack is not None:
+        parse_attack(experiment.attack).check_classes(bundle.num_classes)
+
+
+def _build_client(
+    method_name: str, experiment: Experiment, state_dir: str | None, context: Context
+) -> Client:
+    """Build one node's client; runs in Ray's workers, so it is given names and not data."""
+    method = registry.get(method_name)
+    if state_dir is not None:
+        context.node_config["state-dir"] = state_dir
+    index = int(context.node_config["partition-id"])
+    bundle, (train, test) = bundle_of(experiment), client_splits(experiment)[index]
+    train_set: Dataset[Any] = bundle.train.subset(train)
+    attack = None
+    if experiment.attack is not None and index in attacker_ids(experiment):
+        attack = parse_attack(experiment.attack)
+        seed = derive_seed(experiment.seed, "attack", index)
+        train_set = attack.poison(train_set, bundle.num_classes, seed)
+    client: NumPyClient = method.client(
+        experiment.build_model(index),
+        train_set,
+        bundle.train.subset(test),
+        context=context,
+        device=experiment.device,
+        augment=augmentation(experiment.augment),
+        **client_options(method, experiment),
+    )
+    if attack is not None:
+        client = MaliciousClient(client, attack, partition=index)
+    return client.to_client()
+
+
+def _state_dir(experiment: Experiment, folder: str) -> str | None:
+    """Name a folder for personal models that are too large to be copied around with each message."""
+    states = [experiment.build_model(index).state_dict() for index in range(len(experiment.models))]
+    size = max(size_of(state) for state in states)
+    return folder if size > _LARGE_STATE else None
+
+
+def run_inline(app: ClientApp, experiment: Experiment, serve: Callable[[Grid], None]) -> None:
+    """Run a server against clients in this process."""
+    grid = InlineGrid(app, experiment.clients, workers=experiment.workers, seed=experiment.seed)
+    before = torch.get_num_threads()
+    # As many as a Ray worker has, so that both backends give the same numbers to the last bit.
+    torch.set_num_threads(1)
+    try:
+        serve(grid)
+    finally:
+        torch.set_num_threads(before)
+        grid.close()
+
+
+def round_result(stats: RoundStats) -> RoundResult:
+    """Return what a round did, as a result file holds it."""
+    return RoundResult(
+        round=stats.server_round,
+        local_accuracy=stats.local_accuracy,
+        global_accuracy=stats.global_accuracy,
+        train_loss=stats.train_loss,
+        bytes_up=stats.bytes_up,
+        bytes_down=stats.bytes_down,
+        seconds=stats.seconds,
+        participants=stats.participants,
+        failures=stats.failures,
+        local_top5=stats.local_top5,
+        server_accuracy=stats.server_accuracy,
+        clients={
+            str(key): {name.replace("-", "_"): value for name, value in values.items()}
+            for key, values in sorted(stats.clients.items())
+        },
+    )

@@ -1,0 +1,295 @@
+"""The last arrays that a result keeps beside its numbers, and the experiment that they belong to.
+
+In a result's folder a run has ``arrays/<method>-seed<seed>/checkpoint.safetensors``: the global arrays and the
+strategy's own state after the last round.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch import nn
+
+from flwr_kd import registry
+from flwr_kd.checks import ConfigError
+from flwr_kd.experiments.data import client_splits
+from flwr_kd.experiments.experiment import Experiment
+from flwr_kd.results.schema import ResultError, RunResult
+from flwr_kd.server.checkpoint import CHECKPOINT, Checkpoint
+from flwr_kd.text import first_line
+
+__all__ = [
+    "FOLDER",
+    "coefficients",
+    "copy",
+    "experiment_of",
+    "folder_of",
+    "global_model",
+    "move",
+    "read",
+    "remove",
+    "synthetic_images",
+    "training_rows",
+]
+
+FOLDER = "arrays"
+"""Name of the folder inside a result's."""
+
+
+def folder_of(directory: Path, method: str, seed: int) -> Path:
+    """Return where a run's last arrays are, below a result's folder.
+
+    >>> folder_of(Path("runs/a"), "fedavg", 3).as_posix()
+    'runs/a/arrays/fedavg-seed3'
+    """
+    return directory / FOLDER / f"{method}-seed{seed}"
+
+
+def read(directory: Path, run: RunResult) -> Checkpoint:
+    """Read what a run kept.
+
+    Parameters
+    ----------
+    directory : Path
+        The result's folder.
+    run : RunResult
+        A run of that result.
+
+    Returns
+    -------
+    Checkpoint
+        ``arrays`` is empty for a method without a global model, ``state`` for one without a state.
+
+    Raises
+    ------
+    ResultError
+        If nothing was kept, it cannot be read, or it is of another run than the result tells of.
+    ConfigError
+        If the method is not registered.
+    """
+    strategy = registry.get(run.method).strategy.__name__
+    folder = folder_of(directory, run.method, run.seed)
+    try:
+        found = Checkpoint.load(folder, strategy)
+    except Exception as error:  # safetensors, JSON and the file system each have their own
+        raise ResultError(f"cannot read the arrays in {str(folder)!r}: {first_line(error)}") from error
+    if found is None:
+        raise ResultError(
+            f"{str(directory)!r} has no arrays of {run.method} with seed {run.seed} ({str(folder)!r}): run it "
+            "again, without --no-arrays"
+        )
+    last = run.rounds[-1].round if run.rounds else 0
+    # As a result holds the hyper-parameters, so that both sides went through the same conversion.
+    config = replace(run, hyperparameters=dict(found.config)).hyperparameters
+    if (found.seed, found.server_round, config) != (run.seed, last, run.hyperparameters):
+        raise ResultError(f"the arrays in {str(folder)!r} are of another run than the result: run it again")
+    return found
+
+
+def remove(directory: Path) -> None:
+    """Remove all arrays that runs kept in a result's folder, and nothing else that may be there."""
+    for file in directory.glob(f"{FOLDER}/*-seed*/{CHECKPOINT}"):
+        file.unlink()
+        with suppress(OSError):
+            file.parent.rmdir()
+    with suppress(OSError):
+        (directory / FOLDER).rmdir()
+
+
+def move(source: Path, directory: Path) -> None:
+    """Move the arrays that runs kept in one folder to another."""
+    for file, target in _pairs(source, directory):
+        shutil.move(file, target)
+
+
+def copy(source: Path, directory: Path) -> None:
+    """Copy the arrays that runs kept in one folder to another."""
+    for file, target in _pairs(source, directory):
+        shutil.copyfile(file, target)
+
+
+def _pairs(source: Path, directory: Path) -> Iterator[tuple[Path, Path]]:
+    for file in sorted(source.glob(f"{FOLDER}/*-seed*/{CHECKPOINT}")):
+        target = directory / file.relative_to(source)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        yield file, target
+
+
+def experiment_of(
+    config: Mapping[str, Any], run: RunResult, *, data_dir: str | None = None, device: str = "cpu"
+) -> Experiment:
+    """Return the experiment that a result's ``config`` tells of, for one of its runs.
+
+    Parameters
+    ----------
+    config : mapping
+        A comparison's. What an :class:`~flwr_kd.Experiment` does not have is ignored; what older
+        results lack gets its default. ``model`` may be by method.
+    run : RunResult
+        A run of that comparison.
+    data_dir : str, optional
+        Where data files are; the config's if None.
+    device : str
+        Whatever the runs had: the machine may be another.
+
+    Raises
+    ------
+    ConfigError
+        If a value is not allowed, or the method is not registered.
+
+    Examples
+    --------
+    >>> run = RunResult("fedavg", 3, ())
+    >>> config = {"dataset": "digits", "model": {"fedavg": "lenet", "fedhkd": "mlp"}, "seeds": [3]}
+    >>> found = experiment_of(config, run)
+    >>> found.model, found.seed, found.clients
+    ('lenet', 3, 10)
+    """
+    known = {each.name for each in fields(Experiment)} - {"seed", "device"}
+    values = {name: value for name, value in config.items() if name in known}
+    if isinstance(model := values.get("model"), Mapping):
+        values["model"] = model.get(run.method)
+    if data_dir is not None:
+        values["data_dir"] = data_dir
+    try:
+        return Experiment(**values, seed=run.seed, device=device).of(registry.get(run.method))
+    except (TypeError, AttributeError) as error:
+        raise ConfigError(f"the result's config is not one of an experiment: {first_line(error)}") from None
+
+
+def global_model(experiment: Experiment, kept: Checkpoint) -> nn.Module:
+    """Return the global model after the last round, on the CPU and in eval mode.
+
+    Raises
+    ------
+    ResultError
+        If the arrays are not those of the experiment's model.
+    """
+    model = experiment.build_model()
+    try:
+        model.load_state_dict(kept.arrays.to_torch_state_dict())
+    except RuntimeError as error:
+        raise ResultError(f"the arrays kept are not of the model {experiment.models[0]}: {error}") from None
+    return model.eval()
+
+
+def synthetic_images(directory: Path, run: RunResult) -> np.ndarray[Any, Any] | None:
+    """Return the images that a run's server made, from the array ``synthetic`` of its state.
+
+    Parameters
+    ----------
+    directory : Path
+        The result's folder.
+    run : RunResult
+        A run of that result; its histogram tells the number of classes, C.
+
+    Returns
+    -------
+    ndarray or None
+        ``[C, n, K, H, W]``, the rows of the state's ``[C · n, K, H, W]`` in their order; None for a method that
+        makes none.
+
+    Raises
+    ------
+    ResultError
+        As :func:`read`; also if the array has another shape.
+    """
+    makes_none = registry.get(run.method).public_at != "synthetic"
+    if makes_none and _had_nothing_to_keep(directory, run):
+        return None
+    images = read(directory, run).state.get("synthetic")
+    if images is None:
+        return None
+    classes = len(run.histogram[0]) if run.histogram else 0
+    if images.ndim != 4 or not images.size or not classes or len(images) % classes:
+        raise ResultError(
+            f"synthetic of {run.method} must have the shape [C * n, K, H, W] with C = {classes} classes, got "
+            f"{list(images.shape)}"
+        )
+    return images.reshape(classes, -1, *images.shape[1:])
+
+
+def coefficients(
+    directory: Path, run: RunResult
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.integer[Any]]] | None:
+    """Return how a run's clients weigh each other, from the arrays ``coefficients`` and ``clients`` of its state.
+
+    Parameters
+    ----------
+    directory : Path
+        The result's folder.
+    run : RunResult
+        A run of that result.
+
+    Returns
+    -------
+    (ndarray, ndarray) or None
+        The matrix, float64 ``[N, N]``, finite: row n has the weights of all clients in client n's target. Then
+        the clients' partition or node ids, integers ``[N]``, ascending. None for a run that kept no such matrix.
+
+    Raises
+    ------
+    ResultError
+        As :func:`read`, but not where others of the result kept arrays and this run none; also if one of the
+        two arrays is not as above, or there are no clients in them.
+    ConfigError
+        If the method is not registered.
+    """
+    registry.get(run.method)
+    if _had_nothing_to_keep(directory, run):
+        return None
+    state = read(directory, run).state
+    if "coefficients" not in state:
+        return None
+    matrix = state["coefficients"]
+    count = len(matrix) if matrix.ndim else 0
+    if matrix.dtype.kind != "f" or not count or matrix.shape != (count, count):
+        raise ResultError(
+            f"coefficients of {run.method} must be floats of the shape [N, N] with N from 1, got "
+            f"{matrix.dtype} {list(matrix.shape)}"
+        )
+    if not np.isfinite(matrix).all():
+        raise ResultError(f"coefficients of {run.method} must be finite")
+    clients = state.get("clients", np.empty(0, dtype=np.int64))
+    if clients.dtype.kind not in "iu" or clients.shape != (count,):
+        raise ResultError(
+            f"clients of {run.method} must be integers of the shape [{count}], as many as its coefficients have "
+            f"rows, got {clients.dtype} {list(clients.shape)}"
+        )
+    if (clients[1:] <= clients[:-1]).any():
+        raise ResultError(f"clients of {run.method} must be ascending, got {clients.tolist()}")
+    return matrix.astype(np.float64), clients
+
+
+def _had_nothing_to_keep(directory: Path, run: RunResult) -> bool:
+    """Say whether others of the result kept arrays and this run none: it has neither a model nor a state."""
+    others = any(directory.glob(f"{FOLDER}/*-seed*/{CHECKPOINT}"))
+    return others and not folder_of(directory, run.method, run.seed).exists()
+
+
+def training_rows(experiment: Experiment, size: int, generator: np.random.Generator) -> np.ndarray[Any, Any]:
+    """Draw training samples of all clients together.
+
+    Parameters
+    ----------
+    experiment : Experiment
+        Its data and partitions.
+    size : int
+        How many, at least 1; all where there are fewer.
+    generator : numpy.random.Generator
+        Draws without replacement.
+
+    Returns
+    -------
+    ndarray
+        Rows of the training part, int64, ascending; at most ``size``.
+    """
+    rows = np.sort(np.concatenate([train for train, _ in client_splits(experiment)]))
+    return np.sort(generator.choice(rows, size=min(size, len(rows)), replace=False))

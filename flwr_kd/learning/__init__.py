@@ -1,0 +1,1 @@
+"""Training of one model: batches, loop, losses, weights, device."""

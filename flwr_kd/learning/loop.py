@@ -1,0 +1,118 @@
+"""The loop that trains a model, at a client and at the server alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from flwr_kd.config import MethodConfig
+
+__all__ = ["batchnorm_frozen", "fit", "make_optimizer", "running_statistics_kept"]
+
+
+def fit(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    epoch: Callable[[], Iterable[tuple[Tensor, ...]]],
+    loss: Callable[..., Tensor],
+    *,
+    epochs: int,
+    training: bool = True,
+) -> float:
+    """Minimise a loss; the model ends in eval mode.
+
+    Parameters
+    ----------
+    model : nn.Module
+        In training mode during the loss, unless ``training`` is False, except for BatchNorm where a batch has a
+        single sample.
+    optimizer : Optimizer
+        Over the model's parameters.
+    epoch : callable
+        Returns the batches of one epoch, tensors that have the model's device. The first axis of a batch's
+        first tensor counts its samples.
+    loss : callable
+        Gets a batch's tensors, returns a scalar: the mean over its samples.
+    epochs : int
+        At least 0.
+    training : bool
+        False: in eval mode, for fine-tuning that leaves BatchNorm's running statistics alone.
+
+    Returns
+    -------
+    float
+        Mean loss per sample over the last epoch, as it was during training; 0 without samples.
+
+    Raises
+    ------
+    FloatingPointError
+        If the loss is no longer finite.
+    """
+    mean = 0.0
+    for _ in range(epochs):
+        total, count = 0.0, 0
+        for batch in epoch():
+            size = len(batch[0])
+            model.train(training)
+            with batchnorm_frozen(model, when=size == 1):
+                value = loss(*batch)
+                optimizer.zero_grad(set_to_none=True)
+                value.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            total, count = total + value.item() * size, count + size
+        mean = total / max(count, 1)
+        if not np.isfinite(mean):
+            raise FloatingPointError(f"the training loss is {mean}: try a smaller learning-rate")
+    model.eval()
+    return mean
+
+
+def make_optimizer(model: nn.Module, config: MethodConfig, learning_rate: float) -> torch.optim.Optimizer:
+    """Return the config's optimiser over the parameters that are trained."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    if config.optimizer == "sgd":
+        return torch.optim.SGD(
+            parameters, lr=learning_rate, momentum=config.momentum, weight_decay=config.weight_decay
+        )
+    return torch.optim.Adam(parameters, lr=learning_rate, weight_decay=config.weight_decay)
+
+
+@contextmanager
+def batchnorm_frozen(model: nn.Module, *, when: bool = True) -> Iterator[None]:
+    """Let BatchNorm use its running statistics, and leave them alone, inside the block.
+
+    Needed where a batch has a single sample, on which BatchNorm cannot train, and where what passes through
+    the model is not training data.
+    """
+    layers = _training_batchnorms(model)
+    if not when or not layers:
+        yield
+        return
+    for layer in layers:
+        layer.eval()
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.train()
+
+
+@contextmanager
+def running_statistics_kept(model: nn.Module) -> Iterator[None]:
+    """Let BatchNorm in training mode use a batch's statistics, and leave the running ones, inside the block."""
+    layers = [layer for layer in _training_batchnorms(model) if layer.track_running_stats]
+    for layer in layers:
+        layer.track_running_stats = False
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.track_running_stats = True
+
+
+def _training_batchnorms(model: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
+    return [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training]

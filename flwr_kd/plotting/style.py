@@ -1,0 +1,152 @@
+"""What all pictures share: colours, panels, titles, writing."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flwr_kd.results.schema import Comparison, ResultError, RunResult
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["palette"]
+
+# Okabe and Ito's colours, told apart with the common colour blindnesses; without yellow, too pale for a line.
+_FEW_SEEDS = 10
+LONGEST_LEGEND = 20
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+_STYLES = ("-", "--", ":", "-.")
+MARKERS = ("o", "^", "s", "D", "v", "P", "X")
+_MOST_PANELS = 3
+MOST_COLUMNS = 10
+
+
+def number_range(counts: Iterable[int]) -> str:
+    found = sorted(set(counts))
+    return str(found[0]) if len(found) == 1 else f"{found[0]} to {found[-1]}"
+
+
+def chosen_runs(comparison: Comparison, drawn: Mapping[str, Any], seed: int | None) -> dict[str, RunResult]:
+    """Return the runs of the methods to draw, in the order in which they are to be drawn."""
+    if not drawn:
+        raise ResultError("there is no method to draw")
+    runs = comparison.one_each(seed)
+    if unknown := [name for name in drawn if name not in runs]:
+        raise ResultError(
+            f"the result has no run of {', '.join(unknown)}{'' if seed is None else f' with seed {seed}'}"
+        )
+    return {name: runs[name] for name in drawn}
+
+
+def make_panels(
+    runs: Mapping[str, RunResult],
+    *,
+    size: float,
+    height: float | None = None,
+    shared: bool = False,
+    metric: str = "global_accuracy",
+) -> tuple[Figure, list[Axes]]:
+    """Return an empty panel per method, under its name and its accuracy in the last round."""
+    rows = math.ceil(len(runs) / _MOST_PANELS)
+    columns = math.ceil(len(runs) / rows)
+    width, tall = columns * (size + 0.5) + 1, rows * ((height or size) + 0.9) + 0.6
+    drawn = empty_figure(max(width, 5.5), tall)
+    grid = drawn.subplots(rows, columns, sharex=shared, sharey=shared, squeeze=False)
+    panels = list(grid.flat)
+    for axes in panels[len(runs) :]:
+        axes.set_visible(False)
+    for axes, (name, run) in zip(panels, runs.items(), strict=False):
+        axes.set_title(f"{name}\n", fontsize=11).set_parse_math(False)
+        accuracy = run.last[metric]
+        text = "not measured" if accuracy is None else f"{100 * accuracy:.2f} %"
+        axes.annotate(
+            f"{metric.replace('_', ' ')} {text}",
+            (0.5, 1),
+            xycoords="axes fraction",
+            xytext=(0, 5),
+            textcoords="offset points",
+            ha="center",
+            fontsize=8.5,
+            color="0.35",
+        )
+    return drawn, panels[: len(runs)]
+
+
+def empty_figure(width: float, height: float) -> Figure:
+    """Return a figure in inches that belongs to no window."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+        from matplotlib.layout_engine import ConstrainedLayoutEngine
+    except ImportError as error:
+        raise ImportError("plots need matplotlib: pip install 'flwr-kd[simulation]'") from error
+    layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12)
+    drawn = Figure(figsize=(width, height), dpi=150, layout=layout)
+    FigureCanvasAgg(drawn)
+    return drawn
+
+
+def write_picture(drawn: Figure, path: Path) -> Path:
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    drawn.savefig(path, format="png")
+    return path
+
+
+def palette(names: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Return a line of its own for each name, as Matplotlib's ``plot`` takes it: ``color`` and ``linestyle``.
+
+    Colours that are told apart with the common colour blindnesses; from the eighth name on with other dashes.
+
+    Examples
+    --------
+    >>> palette(["fedavg", "fedhkd"])["fedhkd"]
+    {'color': '#D55E00', 'linestyle': '-'}
+    """
+    return {
+        name: {
+            "color": COLOURS[index % len(COLOURS)],
+            "linestyle": _STYLES[index // len(COLOURS) % len(_STYLES)],
+        }
+        for index, name in enumerate(names)
+    }
+
+
+def add_title(drawn: Figure, comparison: Comparison, runs: Iterable[RunResult], *more: str) -> None:
+    """Write above a figure what its runs share."""
+    seeds = sorted({run.seed for run in runs})
+    spread = ["mean ± std"] if len(seeds) > 1 and not more else []
+    parts = _heading(comparison.config, seeds) + spread + list(more)
+    # As wide as the figure: 110 characters are 11 inches.
+    heading = textwrap.fill(" · ".join(parts), int(10 * drawn.get_figwidth()))
+    # A "$" in a path or a name is a character, not mathematics.
+    drawn.suptitle(heading, fontsize=12).set_parse_math(False)
+
+
+def _heading(config: Mapping[str, Any], seeds: Sequence[int]) -> list[str]:
+    parts = [str(config[name]) for name in ("dataset", "partition") if config.get(name) is not None]
+    if config.get("clients") is not None:
+        parts.append(f"{config['clients']} clients")
+    if len(seeds) > _FEW_SEEDS:
+        parts.append(f"{len(seeds)} seeds")
+    else:
+        parts.append(f"seed{'' if len(seeds) == 1 else 's'} {', '.join(map(str, seeds))}")
+    if config.get("imbalance") is not None:
+        parts.append(f"imbalance {config['imbalance']:g}")
+    if config.get("attack") is not None:
+        parts.append(f"{config['attack']} by {config.get('attackers')}")
+    return parts
+
+
+def measured_on(config: Mapping[str, Any]) -> str:
+    return "validation part" if config.get("validation") else "common test set"
+
+
+def method_styles(comparison: Comparison) -> dict[str, dict[str, Any]]:
+    """Return each method's line; the same in all pictures of a comparison."""
+    return palette(comparison.by_method())

@@ -1,0 +1,107 @@
+"""Maps of the global models' features by t-SNE."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from flwr_kd.plotting.style import (
+    COLOURS,
+    LONGEST_LEGEND,
+    MARKERS,
+    add_title,
+    chosen_runs,
+    make_panels,
+    measured_on,
+    number_range,
+    write_picture,
+)
+from flwr_kd.results.schema import Comparison
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["tsne", "tsne_figure"]
+
+FloatArray: TypeAlias = npt.NDArray[np.float64]
+
+
+def tsne(
+    comparison: Comparison,
+    embeddings: Mapping[str, tuple[FloatArray, npt.NDArray[np.int64]]],
+    path: Path,
+    *,
+    seed: int | None = None,
+) -> Path:
+    """Write the :func:`tsne_figure` to a PNG; as :func:`plot`."""
+    return write_picture(tsne_figure(comparison, embeddings, seed=seed), path)
+
+
+def tsne_figure(
+    comparison: Comparison,
+    embeddings: Mapping[str, tuple[FloatArray, npt.NDArray[np.int64]]],
+    *,
+    seed: int | None = None,
+) -> Figure:
+    """Draw maps of features, one panel per method, one colour and marker per class; FedHyb's figure 3.
+
+    Parameters
+    ----------
+    comparison : Comparison
+        Tells each method's accuracy in the last round.
+    embeddings : mapping of str to (ndarray, ndarray)
+        By method, points ``[N, 2]`` as from :func:`~flwr_kd.plotting.measurements.embed`, and their classes
+        ``[N]``.
+        Points that are not finite are not drawn.
+    seed : int, optional
+        The runs with this seed; each method's first run if None.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+        Axes without numbers, since a map's scale means nothing, and a legend of the classes beside them.
+
+    Raises
+    ------
+    ResultError
+        There is no method to draw, or the comparison has no run of one.
+    ImportError
+        ``matplotlib`` is not installed.
+    """
+    runs = chosen_runs(comparison, embeddings, seed)
+    drawn, panels = make_panels(runs, size=3.4)
+    from matplotlib.lines import Line2D
+
+    classes = sorted({int(label) for _, labels in embeddings.values() for label in np.unique(labels)})
+    looks: dict[int, dict[str, Any]] = {
+        label: {
+            "color": COLOURS[index % len(COLOURS)],
+            "marker": MARKERS[index // len(COLOURS) % len(MARKERS)],
+        }
+        for index, label in enumerate(classes)
+    }
+    for axes, (points, labels) in zip(panels, embeddings.values(), strict=True):
+        for label, look in looks.items():
+            of_class = points[labels == label]
+            axes.scatter(of_class[:, 0], of_class[:, 1], s=11, alpha=0.75, linewidths=0, **look)
+        axes.set_aspect("equal", adjustable="datalim")
+        axes.set_xticks([])
+        axes.set_yticks([])
+        axes.spines[:].set_color("0.8")
+    handles = [Line2D([], [], linestyle="", markersize=5, **look) for look in looks.values()]
+    names = [f"class {label}" for label in classes]
+    columns = math.ceil(len(classes) / LONGEST_LEGEND)
+    drawn.legend(handles, names, loc="outside right center", frameon=False, ncols=columns)
+    add_title(
+        drawn,
+        comparison,
+        runs.values(),
+        f"features of {number_range(len(e[1]) for e in embeddings.values())} samples of the "
+        f"{measured_on(comparison.config)}",
+    )
+    return drawn

@@ -1,0 +1,1 @@
+"""Exchange of soft predictions on public samples."""

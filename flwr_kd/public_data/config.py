@@ -1,0 +1,39 @@
+"""Hyper-parameters of methods that exchange soft predictions on public data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flwr_kd.config import MethodConfig, hyper
+
+__all__ = ["PublicKnowledgeConfig"]
+
+PRECISIONS = ("float32", "float16", "uint8")
+REDUCTIONS = ("sum", "mean")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublicKnowledgeConfig(MethodConfig):
+    """Methods that exchange soft predictions on public data, with the values of KT-pFL's experiments (its B.2)."""
+
+    local_epochs: int = hyper(20, "E, passes over the client's training data per round", ge=1)
+    batch_size: int = hyper(128, "samples per batch of the client's own data", ge=1)
+    optimizer: str = hyper("sgd", "optimiser of training and distillation", choices=("adam", "sgd"))
+    learning_rate: float = hyper(0.01, "η₁, learning rate of local training in round 1", gt=0)
+    lr_decay: float = hyper(1.0, "factor on η₁ and η₂ every lr-decay-every rounds", gt=0, le=1)
+    public_at: str = hyper(
+        "clients",
+        "where the public data is: the same at every client, who is sent positions; or at the server, which sends "
+        "the samples",
+        choices=("clients", "server"),
+    )
+    public_samples: int = hyper(3000, "public samples drawn per round; all where there are fewer", ge=1)
+    public_batch_size: int = hyper(256, "public samples per batch", ge=1)
+    temperature: float = hyper(10.0, "T of the soft predictions", gt=0)
+    distill_epochs: int = hyper(1, "R, passes over the round's public samples", ge=0)
+    distill_learning_rate: float = hyper(0.01, "η₂, learning rate of the distillation in round 1", gt=0)
+    distill_weight: float = hyper(1.0, "λ, weight of the divergence from the targets", ge=0)
+    reduction: str = hyper(
+        "sum", "whether the divergence is summed over public samples, or their mean", choices=REDUCTIONS
+    )
+    precision: str = hyper("float32", "how soft predictions travel", choices=PRECISIONS)

@@ -1,0 +1,1 @@
+"""Results: their form, their files, where they come from, and their table."""

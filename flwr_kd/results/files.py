@@ -1,0 +1,104 @@
+"""Result files: ``result.json`` in a folder, written as a whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+from flwr_kd.results.schema import Comparison, ResultError, ResultExistsError
+
+__all__ = ["FILE_NAME", "check_free", "load", "save"]
+
+FILE_NAME = "result.json"
+"""Name of the result inside the directory given to :func:`save`."""
+
+
+def check_free(directory: Path, *, force: bool) -> None:
+    """Check that a result can be saved here, before the work that makes it.
+
+    Parameters
+    ----------
+    directory : Path
+        Need not exist.
+    force : bool
+        Whether a result that is there may be overwritten.
+
+    Raises
+    ------
+    ResultExistsError
+        A result is there and ``force`` is false.
+    ResultError
+        The directory, or one above it, is a file.
+    """
+    directory = Path(directory)
+    for folder in (directory, *directory.parents):
+        if folder.is_dir():
+            break
+        if os.path.lexists(folder):
+            raise ResultError(f"directory {str(directory)!r}: {str(folder)!r} is not a directory")
+    target = directory / FILE_NAME
+    if target.is_dir():
+        raise ResultError(f"directory {str(directory)!r}: {str(target)!r} is itself a directory")
+    if os.path.lexists(target) and not force:
+        raise ResultExistsError(
+            f"{str(target)!r} exists; choose another directory, or overwrite it with force"
+        )
+
+
+def save(comparison: Comparison, directory: Path, *, force: bool = False) -> Path:
+    """Write the result to ``directory / "result.json"``: all of it or nothing.
+
+    Parameters
+    ----------
+    comparison : Comparison
+        What to write.
+    directory : Path
+        Made if it does not exist.
+    force : bool
+        Whether a result that is there may be overwritten.
+
+    Returns
+    -------
+    Path
+        The file.
+
+    Raises
+    ------
+    ResultExistsError
+        A result is there and ``force`` is false.
+    ResultError
+        The directory, or one above it, is a file.
+    """
+    directory = Path(directory)
+    check_free(directory, force=force)
+    directory.mkdir(parents=True, exist_ok=True)
+    target = directory / FILE_NAME
+    partial = directory / f".{FILE_NAME}.{secrets.token_hex(8)}.tmp"
+    try:
+        with partial.open("x", encoding="utf-8") as file:
+            file.write(comparison.to_json() + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, target)
+    finally:
+        partial.unlink(missing_ok=True)
+    return target
+
+
+def load(path: Path) -> Comparison:
+    """Read a result from a directory that :func:`save` wrote to, or from the file itself.
+
+    Raises
+    ------
+    FileNotFoundError
+        There is none.
+    ResultError
+        It is not a result of a schema version that this version reads; the message names the file.
+    """
+    path = Path(path)
+    file = path / FILE_NAME if path.is_dir() else path
+    try:
+        return Comparison.from_json(file.read_bytes())
+    except ResultError as error:
+        raise ResultError(f"{file}: {error}") from None

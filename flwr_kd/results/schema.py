@@ -1,0 +1,497 @@
+"""The result of a run: what was measured, with which configuration, on which versions.
+
+A :class:`Comparison` holds one :class:`RunResult` per method and seed, and that one a :class:`RoundResult`
+per round. On disk it is ``result.json`` (schema version 1): plain JSON, without NaN. What was not measured is
+``null``, never 0. What is reported is the last round, and the mean of the last five; never the best round,
+which would be a choice made on test data.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import os
+import re
+import statistics
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, ClassVar, Self, TypeVar, cast
+
+import numpy as np
+
+__all__ = ["SCHEMA_VERSION", "Comparison", "ResultError", "ResultExistsError", "RoundResult", "RunResult"]
+
+_T = TypeVar("_T")
+SCHEMA_VERSION = 1
+"""Version of the JSON; a reader refuses any other."""
+_LAST = 5
+_ACCURACIES = ("local_accuracy", "local_top5", "global_accuracy", "server_accuracy")
+_OF_CLIENT = ("local_accuracy", "local_top5")
+_METRICS = (
+    *_ACCURACIES,
+    *(f"{name}_last5" for name in _ACCURACIES),
+    "bytes_up",
+    "bytes_down",
+    "seconds",
+)
+
+
+class ResultError(ValueError):
+    """A result holds, or a result file contains, what is not allowed."""
+
+
+class ResultExistsError(FileExistsError):
+    """A result is already there, and was not to be overwritten."""
+
+
+@dataclass(frozen=True)
+class RoundResult:
+    """What was measured in one round.
+
+    Attributes
+    ----------
+    round : int
+        From 1.
+    local_accuracy : float or None
+        Mean over clients of their own model's accuracy on their own test split, in [0, 1]; None if not
+        measured.
+    global_accuracy : float or None
+        The aggregated model's accuracy on the common test set, in [0, 1]; None without a global model.
+    train_loss : float or None
+        Mean over clients.
+    bytes_up, bytes_down : int
+        Clients to server and server to clients, all clients together.
+    seconds : float
+        Wall clock.
+    participants, failures : int
+        Clients whose contribution counted, and those that were asked and lost.
+    local_top5 : float or None
+        As ``local_accuracy``, of the five likeliest classes; None with five classes or fewer.
+    server_accuracy : float or None
+        Of a server's model that the clients do not have (FedGKT's predictor), on their test splits; None
+        without one.
+    clients : dict
+        Per client, by its partition id as text, its own ``local_accuracy`` and ``local_top5``.
+
+    Raises
+    ------
+    ResultError
+        A value is of another type or outside its range.
+
+    Notes
+    -----
+    An accuracy or a loss that is NaN or infinite becomes None.
+    """
+
+    round: int
+    local_accuracy: float | None
+    global_accuracy: float | None
+    train_loss: float | None
+    bytes_up: int
+    bytes_down: int
+    seconds: float
+    participants: int
+    failures: int
+    local_top5: float | None = None
+    server_accuracy: float | None = None
+    clients: dict[str, dict[str, float | None]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, least in (
+            ("round", 1),
+            ("bytes_up", 0),
+            ("bytes_down", 0),
+            ("participants", 0),
+            ("failures", 0),
+        ):
+            object.__setattr__(self, name, _whole(name, getattr(self, name), least))
+        for name in _ACCURACIES:
+            object.__setattr__(self, name, _accuracy(name, getattr(self, name)))
+        object.__setattr__(self, "train_loss", _real("train_loss", self.train_loss))
+        clients = _json_mapping("clients", self.clients)
+        for client, values in clients.items():
+            if not isinstance(values, dict) or not set(values) <= set(_OF_CLIENT):
+                raise ResultError(f"clients[{client!r}] must have {' and '.join(_OF_CLIENT)}, got {values!r}")
+            clients[client] = {name: _accuracy(name, values.get(name)) for name in _OF_CLIENT}
+        object.__setattr__(self, "clients", clients)
+        seconds = _real("seconds", self.seconds)
+        if seconds is None or seconds < 0:
+            raise ResultError(f"seconds must be finite and >= 0, got {self.seconds!r}")
+        object.__setattr__(self, "seconds", seconds)
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """One method with one seed.
+
+    Attributes
+    ----------
+    method : str
+        The method's name in the registry.
+    seed : int
+        At least 0.
+    rounds : tuple of RoundResult
+        In order; a round that was skipped may be missing.
+    hyperparameters : dict
+        The method's own, with the values that were used. JSON values; tuples, paths and numpy values are
+        converted.
+    histogram : list of list of int
+        Training samples per client and class, ``[clients][classes]``; empty if not known.
+
+    Raises
+    ------
+    ResultError
+        The rounds are not in order, or a value cannot be written as JSON.
+    """
+
+    method: str
+    seed: int
+    rounds: tuple[RoundResult, ...]
+    hyperparameters: dict[str, Any] = field(default_factory=dict)
+    histogram: list[list[int]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.method, str) or not self.method:
+            raise ResultError(f"method must be a text that is not empty, got {self.method!r}")
+        object.__setattr__(self, "seed", _whole("seed", self.seed, 0))
+        object.__setattr__(self, "rounds", tuple(self.rounds))
+        numbers = [result.round for result in self.rounds]
+        if any(later <= earlier for earlier, later in itertools.pairwise(numbers)):
+            raise ResultError(f"rounds of {self.method} must be in increasing order, got {numbers}")
+        object.__setattr__(self, "hyperparameters", _json_mapping("hyperparameters", self.hyperparameters))
+        rows = _json_value("histogram", self.histogram)
+        if not isinstance(rows, list) or not all(isinstance(row, list) for row in rows):
+            raise ResultError("histogram must be a list of lists, [clients][classes]")
+        if len({len(row) for row in rows}) > 1:
+            raise ResultError(f"histogram must have one width, got {sorted({len(row) for row in rows})}")
+        checked = [[_whole("histogram", value, 0) for value in row] for row in rows]
+        object.__setattr__(self, "histogram", checked)
+
+    @property
+    def last(self) -> dict[str, float | None]:
+        """The run in a few numbers, each None if no round has a value.
+
+        ``local_accuracy``, ``local_top5``, ``global_accuracy`` and ``server_accuracy`` are those of the last
+        round; with ``_last5`` the mean over the last five rounds, or over those of them that have a value.
+        ``bytes_up`` and ``bytes_down`` are the mean per round, ``seconds`` the median per round (the first rounds
+        warm up).
+
+        Examples
+        --------
+        >>> rounds = [RoundResult(r, r / 10, None, None, 100, 300, 1.5, 2, 0) for r in range(1, 7)]
+        >>> last = RunResult("fedavg", 0, tuple(rounds)).last
+        >>> last["local_accuracy"], round(last["local_accuracy_last5"], 3), last["global_accuracy"]
+        (0.6, 0.4, None)
+        """
+        final = self.rounds[-1] if self.rounds else None
+        tail = self.rounds[-_LAST:]
+        return {
+            **{name: getattr(final, name) if final else None for name in _ACCURACIES},
+            **{f"{name}_last5": _mean(getattr(each, name) for each in tail) for name in _ACCURACIES},
+            "bytes_up": _mean(result.bytes_up for result in self.rounds),
+            "bytes_down": _mean(result.bytes_down for result in self.rounds),
+            "seconds": statistics.median(result.seconds for result in self.rounds) if final else None,
+        }
+
+    def rounds_to(self, accuracy: float, metric: str = "global_accuracy") -> int | None:
+        """Return the first round that reaches an accuracy; None if none does.
+
+        A count of rounds, such as FedHyb's Table 2; no choice of a result on test data.
+
+        Parameters
+        ----------
+        accuracy : float
+            In [0, 1].
+        metric : str
+            ``local_accuracy``, ``local_top5``, ``global_accuracy`` or ``server_accuracy``.
+
+        Raises
+        ------
+        ResultError
+            Another metric.
+
+        Examples
+        --------
+        >>> rounds = [RoundResult(r, None, r / 10, None, 0, 0, 1.0, 2, 0) for r in range(1, 4)]
+        >>> RunResult("fedavg", 0, tuple(rounds)).rounds_to(0.2)
+        2
+        """
+        if metric not in _ACCURACIES:
+            raise ResultError(f"metric must be one of {', '.join(_ACCURACIES)}, got {metric!r}")
+        for result in self.rounds:
+            found = getattr(result, metric)
+            if found is not None and found >= accuracy:
+                return result.round
+        return None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Methods on the same data, with one or more seeds each.
+
+    Attributes
+    ----------
+    config : dict
+        What the runs share: dataset, partition, clients, rounds, model, backend, and so on. JSON values.
+    versions : dict
+        As from :func:`versions`.
+    command : str
+        The command line that gives this result again.
+    runs : tuple of RunResult
+        One per method and seed.
+
+    Raises
+    ------
+    ResultError
+        Two runs have the same method and seed, or a value cannot be written as JSON.
+
+    Examples
+    --------
+    >>> def run(seed: int, accuracy: float) -> RunResult:
+    ...     return RunResult("fedavg", seed, (RoundResult(1, accuracy, None, 0.3, 100, 300, 1.5, 2, 0),))
+    >>> runs = (run(0, 0.5), run(1, 0.75))
+    >>> comparison = Comparison({"dataset": "digits"}, {}, "flwr-kd compare fedavg", runs)
+    >>> comparison.summary()[0]["local_accuracy"]
+    {'mean': 0.625, 'std': 0.1767..., 'n': 2}
+    >>> Comparison.from_json(comparison.to_json()) == comparison
+    True
+    """
+
+    schema_version: ClassVar[int] = SCHEMA_VERSION
+
+    config: dict[str, Any]
+    versions: dict[str, str]
+    command: str
+    runs: tuple[RunResult, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "config", _json_mapping("config", self.config))
+        object.__setattr__(self, "versions", _json_mapping("versions", self.versions))
+        for name, version in self.versions.items():
+            if not isinstance(version, str):
+                raise ResultError(f"versions[{name!r}] must be a text, got {version!r}")
+        if not isinstance(self.command, str):
+            raise ResultError(f"command must be a text, got {self.command!r}")
+        object.__setattr__(self, "runs", tuple(self.runs))
+        seen: set[tuple[str, int]] = set()
+        for run in self.runs:
+            key = (run.method, run.seed)
+            if key in seen:
+                raise ResultError(f"runs has {run.method} with seed {run.seed} twice; one of each is allowed")
+            seen.add(key)
+
+    def by_method(self) -> dict[str, list[RunResult]]:
+        """Return the runs of each method, in the order in which the methods first appear."""
+        groups: dict[str, list[RunResult]] = {}
+        for run in self.runs:
+            groups.setdefault(run.method, []).append(run)
+        return groups
+
+    def one_each(self, seed: int | None = None) -> dict[str, RunResult]:
+        """Return one run of each method, in the order in which the methods first appear.
+
+        Parameters
+        ----------
+        seed : int, optional
+            The runs with this seed, so without the methods that have none with it; each method's first run if
+            None.
+
+        Raises
+        ------
+        ResultError
+            There is no such run.
+        """
+        groups = self.by_method()
+        if seed is None:
+            found = {method: runs[0] for method, runs in groups.items()}
+        else:
+            found = {method: run for method, runs in groups.items() for run in runs if run.seed == seed}
+        if not self.runs:
+            raise ResultError("runs is empty: there is nothing to choose from")
+        if not found:
+            seeds = sorted({run.seed for run in self.runs})
+            raise ResultError(f"seed must be one of {', '.join(map(str, seeds))}, got {seed}")
+        return found
+
+    def summary(self) -> list[dict[str, Any]]:
+        """Mean and standard deviation over seeds, one dict per method.
+
+        Returns
+        -------
+        list of dict
+            ``method``, ``seeds`` (list of int), and for each key of :attr:`RunResult.last` a dict of
+            ``mean``, ``std`` (with ddof = 1; None with fewer than two values) and ``n``, the number of seeds
+            that have a value. Without any value ``mean`` is None and ``n`` 0.
+        """
+        rows: list[dict[str, Any]] = []
+        for method, runs in self.by_method().items():
+            last = [run.last for run in runs]
+            row: dict[str, Any] = {"method": method, "seeds": [run.seed for run in runs]}
+            row |= {name: _spread(values[name] for values in last) for name in _METRICS}
+            rows.append(row)
+        return rows
+
+    def to_json(self) -> str:
+        """Return the result as JSON, with :meth:`summary` added for those who read the file itself."""
+        document = {
+            "schema_version": SCHEMA_VERSION,
+            "command": self.command,
+            "config": self.config,
+            "versions": self.versions,
+            "summary": self.summary(),
+            "runs": [
+                {
+                    "method": run.method,
+                    "seed": run.seed,
+                    "hyperparameters": run.hyperparameters,
+                    "rounds": [
+                        {name: getattr(result, name) for name in _ROUND_KEYS} for result in run.rounds
+                    ],
+                    "histogram": run.histogram,
+                }
+                for run in self.runs
+            ],
+        }
+        text = json.dumps(document, indent=2, allow_nan=False)
+        # A histogram is a line per client. A raw newline is never inside a JSON string, so no text changes.
+        return re.sub(r"\[\n\s+([-\d.,\s]+?)\n\s+\]", lambda match: f"[{' '.join(match[1].split())}]", text)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Self:
+        """Read what :meth:`to_json` wrote; the summary is derived anew from the runs.
+
+        Raises
+        ------
+        ResultError
+            The text is not JSON, has another schema version, or a field is missing, unknown, or not allowed.
+        """
+        try:
+            document = json.loads(text, parse_constant=_refuse_constant)
+        except (ValueError, RecursionError) as error:
+            raise ResultError(f"the result is not JSON: {error}") from None
+        if not isinstance(document, dict):
+            raise ResultError(f"the result must be an object, got {type(document).__name__}")
+        version = document.get("schema_version")
+        if isinstance(version, bool) or version != SCHEMA_VERSION:
+            raise ResultError(
+                f"schema_version must be {SCHEMA_VERSION}, got {version!r}: not a result of flwr-kd, or of "
+                "another version of it"
+            )
+        _keys("result", document, ("schema_version", "command", "config", "versions", "runs"), {"summary"})
+        runs = []
+        for index, entry in enumerate(_list("runs", document["runs"])):
+            where = f"runs[{index}]"
+            _keys(where, entry, ("method", "seed", "hyperparameters", "rounds", "histogram"))
+            rounds = []
+            for position, values in enumerate(_list(f"{where}.rounds", entry["rounds"])):
+                place = f"{where}.rounds[{position}]"
+                _keys(place, values, _NEEDED_KEYS, _ROUND_KEYS)
+                rounds.append(_build(place, RoundResult, values))
+            runs.append(_build(where, RunResult, {**entry, "rounds": tuple(rounds)}))
+        shared = {name: document[name] for name in ("config", "versions", "command")}
+        return cls(**shared, runs=tuple(runs))
+
+
+_ROUND_KEYS = tuple(each.name for each in fields(RoundResult))
+# What results had from the first version on; a reader takes the others' defaults where they are not there.
+_NEEDED_KEYS = tuple(
+    each.name for each in fields(RoundResult) if each.default is MISSING and each.default_factory is MISSING
+)
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    present = [value for value in values if value is not None]
+    return statistics.fmean(present) if present else None
+
+
+def _spread(values: Iterable[float | None]) -> dict[str, float | int | None]:
+    present = [float(value) for value in values if value is not None]
+    return {
+        "mean": statistics.fmean(present) if present else None,
+        "std": statistics.stdev(present) if len(present) > 1 else None,
+        "n": len(present),
+    }
+
+
+def _whole(name: str, value: object, least: int) -> int:
+    if isinstance(value, bool | np.bool_) or not isinstance(value, int | np.integer) or value < least:
+        raise ResultError(f"{name} must be a whole number >= {least}, got {value!r}")
+    return int(value)
+
+
+def _real(name: str, value: object) -> float | None:
+    """Return a finite float, or None for None, NaN and the infinities."""
+    if value is None:
+        return None
+    if isinstance(value, bool | np.bool_) or not isinstance(value, int | float | np.integer | np.floating):
+        raise ResultError(f"{name} must be a number or None, got {value!r}")
+    try:
+        number = float(value)
+    except OverflowError:
+        raise ResultError(f"{name} is a whole number too large for a float") from None
+    return number if math.isfinite(number) else None
+
+
+def _accuracy(name: str, value: object) -> float | None:
+    number = _real(name, value)
+    if number is not None and not 0 <= number <= 1:
+        raise ResultError(f"{name} must be None or in [0, 1], got {number}")
+    return number
+
+
+def _json_mapping(where: str, value: object) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ResultError(f"{where} must be a mapping, got {type(value).__name__}")
+    return cast(dict[str, Any], _json_value(where, value))
+
+
+def _json_value(where: str, value: object) -> Any:
+    """Copy a value as JSON gives it back, so that what is read equals what was written."""
+    if isinstance(value, np.ndarray | np.generic):
+        value = value.tolist()
+    if value is None or isinstance(value, bool):
+        return value
+    # int(), str(): a subclass, such as an IntEnum or a StrEnum, would come back as the plain type.
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, os.PathLike):
+        return str(value)
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str):
+                raise ResultError(f"{where} has the key {key!r}; keys must be text")
+        return {str(key): _json_value(f"{where}[{key!r}]", each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_json_value(f"{where}[{index}]", each) for index, each in enumerate(value)]
+    raise ResultError(f"{where} is a {type(value).__name__}, which cannot be written as JSON")
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not allowed, null is")
+
+
+def _list(where: str, value: object) -> list[Any]:
+    if not isinstance(value, list):
+        raise ResultError(f"{where} must be a list, got {type(value).__name__}")
+    return value
+
+
+def _keys(where: str, value: object, required: tuple[str, ...], optional: Iterable[str] = ()) -> None:
+    if not isinstance(value, dict):
+        raise ResultError(f"{where} must be an object, got {type(value).__name__}")
+    missing = [name for name in required if name not in value]
+    unknown = sorted(set(value) - set(required) - set(optional))
+    if missing or unknown:
+        raise ResultError(f"{where}: fields missing {missing}, not expected {unknown}")
+
+
+def _build(where: str, kind: type[_T], values: dict[str, Any]) -> _T:
+    try:
+        return kind(**values)
+    except ResultError as error:
+        raise ResultError(f"{where}: {error}") from None

@@ -1,0 +1,76 @@
+"""A comparison as a table to print."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from flwr_kd.results.schema import Comparison
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+__all__ = ["table"]
+
+_MEGABYTE = 10**6
+
+
+def table(comparison: Comparison) -> Table:
+    """Return the comparison as a table to print: one row per method, the last round.
+
+    Accuracies are mean ± standard deviation over seeds, in percent, ``–`` where there is none. If some seeds
+    have no value, how many have one is added. A server's own model has a column where there is one. Bytes are
+    the mean per round over all clients together, in MB (10^6 bytes); seconds the mean over seeds of the median
+    round. It fits into 80 columns, with both a global and a server's model into 97.
+    """
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    counts = sorted({len(runs) for runs in comparison.by_method().values()})
+    seeds = " or ".join(map(str, counts)) or "0"
+    spread = "" if counts in ([], [1]) else ", mean ± std"
+    title = (
+        f"last round{spread} over {seeds} seed{'' if counts == [1] else 's'}; MB = 10^6 bytes, all clients"
+    )
+    shown = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
+    shown.add_column("method", overflow="fold")
+    rows = comparison.summary()
+    accuracies = {"local_accuracy": "local\naccuracy %", "global_accuracy": "global\naccuracy %"}
+    if any(row["server_accuracy"]["n"] for row in rows):
+        # Rare; with it the table is wider, unless no method has a global model.
+        if not any(row["global_accuracy"]["n"] for row in rows):
+            del accuracies["global_accuracy"]
+        accuracies["server_accuracy"] = "server\naccuracy %"
+    for header in (*accuracies.values(), "MB up\n/round", "MB down\n/round", "s\n/round"):
+        shown.add_column(header, justify="right", no_wrap=True)
+    for row in rows:
+        of = len(row["seeds"])
+        shown.add_row(
+            Text(row["method"]),
+            *(_percent(row[name], of) for name in accuracies),
+            _significant(row["bytes_up"]["mean"], _MEGABYTE),
+            _significant(row["bytes_down"]["mean"], _MEGABYTE),
+            _significant(row["seconds"]["mean"]),
+        )
+    return shown
+
+
+def _percent(spread: Mapping[str, Any], of: int) -> str:
+    if spread["mean"] is None:
+        return "–"
+    text = f"{100 * spread['mean']:.2f}"
+    if spread["std"] is not None:
+        text += f" ± {100 * spread['std']:.2f}"
+    return text if spread["n"] == of else f"{text}\n{spread['n']} of {of} seeds"
+
+
+def _significant(value: float | None, unit: int = 1) -> str:
+    """Write three significant digits without an exponent, down to a millionth."""
+    if value is None:
+        return "–"
+    value /= unit
+    if value == 0:
+        return "0"
+    return f"{value:.{min(6, max(0, 2 - math.floor(math.log10(value))))}f}"

@@ -1,0 +1,132 @@
+"""What a strategy writes after a round, so that a run that was broken off can go on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+from flwr.app import Array, ArrayRecord
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from flwr_kd.checks import ConfigError
+from flwr_kd.files import write_atomically
+from flwr_kd.text import first_line
+
+__all__ = ["CHECKPOINT", "Checkpoint"]
+
+NDArray = npt.NDArray[Any]
+CHECKPOINT = "checkpoint.safetensors"
+_VERSION = "1"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A round's end.
+
+    Attributes
+    ----------
+    strategy : str
+        The strategy's class.
+    server_round : int
+        The last round that was finished.
+    config : mapping
+        The hyper-parameters, as on the wire.
+    seed : int
+        The run's.
+    arrays : ArrayRecord
+        The global arrays; empty where there are none.
+    state : mapping
+        The method's own state, named arrays.
+    run : str
+        Under which name clients keep what is theirs; the same in a resumed run.
+    trained : mapping
+        The last round in which each client trained, by the client's key.
+    """
+
+    strategy: str
+    server_round: int
+    config: Mapping[str, Any]
+    seed: int
+    arrays: ArrayRecord
+    state: Mapping[str, NDArray]
+    run: str = ""
+    trained: Mapping[int, int] = field(default_factory=dict)
+
+    @staticmethod
+    def prepare(folder: Path) -> None:
+        """Make the folder, see that it can be written to, and remove what a broken-off write left.
+
+        Raises
+        ------
+        ConfigError
+            If it cannot be made or written to.
+        """
+        try:
+            write_atomically(folder / f"{CHECKPOINT}.probe", b"probe")
+            (folder / f"{CHECKPOINT}.probe").unlink()
+            for left in folder.glob(f".{CHECKPOINT}.*"):
+                left.unlink()
+        except OSError as error:
+            raise ConfigError(f"checkpoint_dir must be a folder that can be written to: {error}") from None
+
+    def save(self, folder: Path) -> Path:
+        """Write the checkpoint, all of it or nothing, and return its file."""
+        arrays = {name: value.numpy() for name, value in self.arrays.items()}
+        tensors = {f"arrays/{name}": np.ascontiguousarray(a).reshape(a.shape) for name, a in arrays.items()}
+        tensors |= {f"state/{name}": np.asarray(value) for name, value in self.state.items()}
+        metadata = {
+            "version": _VERSION,
+            "strategy": self.strategy,
+            "round": str(self.server_round),
+            "names": json.dumps(list(arrays)),
+            "config": json.dumps(dict(self.config)),
+            "seed": str(self.seed),
+            "run": self.run,
+            "trained": json.dumps(list(self.trained.items())),
+        }
+        path = folder / CHECKPOINT
+        write_atomically(path, save(tensors, metadata=metadata))
+        return path
+
+    @classmethod
+    def load(cls, folder: Path, strategy: str) -> Self | None:
+        """Read a strategy's checkpoint; None if there is none.
+
+        Raises
+        ------
+        ConfigError
+            If it was written by another method or version, or cannot be read.
+        """
+        path = folder / CHECKPOINT
+        if not path.exists():
+            return None
+        try:
+            with safe_open(path, framework="numpy") as file:
+                metadata = file.metadata() or {}
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except (SafetensorError, OSError) as error:
+            raise ConfigError(f"{path} cannot be read: {error}") from None
+        found = (metadata.get("strategy"), metadata.get("version"))
+        if found != (strategy, _VERSION):
+            raise ConfigError(f"{path} is of {found[0]} (version {found[1]}), expected {strategy}")
+        try:
+            arrays = {name: Array(tensors[f"arrays/{name}"]) for name in json.loads(metadata["names"])}
+            state = {n.removeprefix("state/"): v for n, v in tensors.items() if n.startswith("state/")}
+            return cls(
+                strategy,
+                int(metadata["round"]),
+                json.loads(metadata["config"]),
+                int(metadata["seed"]),
+                ArrayRecord(arrays),
+                state,
+                run=metadata.get("run", ""),
+                trained={int(key): int(last) for key, last in json.loads(metadata.get("trained", "[]"))},
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigError(f"{path} lacks {first_line(error)}, or has it in another form") from None

@@ -1,0 +1,217 @@
+"""Which clients there are, which of them fit, and who is asked again."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from logging import INFO, WARNING
+from typing import Any, TypeVar
+
+from flwr.common.constant import ErrorCode
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+
+from flwr_kd.server.records import HandshakeError, Node
+from flwr_kd.text import plain
+from flwr_kd.transport import flower_records
+from flwr_kd.transport.delivery import lifetime, pauses, reason_of, receive
+from flwr_kd.transport.payload import PayloadError
+
+__all__ = ["Roster"]
+
+T = TypeVar("T")
+_HANDSHAKE_SECONDS, _SOONEST_HANDSHAKE, _LATEST_HANDSHAKE = 120.0, 1.0, 3600.0
+_GRACE_SECONDS = 60.0
+_TRIES = 3
+_ITS_OWN_FAULT = (ErrorCode.CLIENT_APP_RAISED_EXCEPTION, ErrorCode.LOAD_CLIENT_APP_EXCEPTION)
+
+
+class Roster:
+    """The clients of one run.
+
+    Parameters
+    ----------
+    refusal : callable
+        Says why a client that has introduced itself cannot take part; None if it can.
+    question : mapping
+        Scalars that go with the question for introduction.
+    timeout : float
+        Seconds that are waited for clients, and at most two minutes for an introduction.
+
+    Attributes
+    ----------
+    nodes : dict
+        By node id, those that fit and have not been away since they introduced themselves.
+    refused, malformed : dict
+        By node id, why one does not fit, or what was wrong with its introduction.
+    """
+
+    def __init__(
+        self, refusal: Callable[[Node], str | None], question: Mapping[str, Any], timeout: float
+    ) -> None:
+        self._refusal, self._question, self._timeout = refusal, dict(question), timeout
+        self.nodes: dict[int, Node] = {}
+        self.refused: dict[int, str] = {}
+        self.malformed: dict[int, str] = {}
+        self._known: dict[int, Node] = {}
+        self._candidates: list[Node] = []
+        self._mute: dict[int, tuple[float, float]] = {}
+        self._raised: dict[int, tuple[int, str]] = {}
+        self._told: set[tuple[int, str]] = set()
+        self._doubles: set[int] = set()
+
+    def common(
+        self, kind: Callable[[Node], T], node: Node, among: Callable[[Node], bool] = lambda _: True
+    ) -> T:
+        """Return what most clients have; see :meth:`flwr_kd.KDStrategy.common`."""
+        known = [each for each in list(self._known.values()) or self._candidates if among(each)] or [node]
+        return Counter(kind(each) for each in known).most_common(1)[0][0]
+
+    def wait(self, grid: Grid, least: int) -> list[Node]:
+        """Wait for enough fitting nodes, and return them: in a simulation, none may be registered at first.
+
+        Nobody is judged before so many have introduced themselves: what most of them have decides, and not who
+        comes first. One that does not fit does not end the waiting while others may still come: for a minute, where
+        as many as are needed have come. Nor does one that raises, before it has done so three times.
+
+        Raises
+        ------
+        HandshakeError
+            If too few fit, and no others come.
+        TimeoutError
+            If too few come.
+        """
+        end, waits, told = time.monotonic() + self._timeout, pauses(), -1
+        introduced: dict[int, Node] = {}
+        judged: list[Node] = []
+        newest = time.monotonic()
+        while True:
+            ids = sorted(grid.get_node_ids())
+            for node in self._introduce(grid, [i for i in ids if i not in introduced]):
+                introduced[node.node_id] = node
+                newest = time.monotonic()
+            there = [introduced[i] for i in ids if i in introduced]
+            late = time.monotonic() >= end
+            if there != judged and (late or len(there) + len(self.malformed) >= least):
+                self.nodes, self._known, self.refused, judged = {}, {}, {}, there
+                self._judge(there)
+            nodes = self._present(ids)
+            if len(nodes) >= least:
+                return nodes
+            raised = {i: why for i, (times, why) in self._raised.items() if times >= _TRIES and i in ids}
+            refused = {**raised, **self.malformed, **self.refused}
+            settled = getattr(grid, "complete", False) or time.monotonic() - newest >= _GRACE_SECONDS
+            if refused and (late or (settled and len(nodes) + len(refused) >= least)):
+                reasons = "; ".join(f"node {node}: {why}" for node, why in sorted(refused.items()))
+                raise HandshakeError(f"{len(nodes)} clients fit, {least} are needed; refused: {reasons}")
+            if late:
+                raise TimeoutError(
+                    f"{len(nodes)} clients came within {self._timeout:g} s, {least} are needed"
+                )
+            if len(there) != told:
+                log(INFO, "Waiting for clients: %d of %d", len(there), least)
+                told = len(there)
+            time.sleep(next(waits))
+
+    def of_round(self, grid: Grid, least: int) -> list[Node]:
+        """Return the nodes that are there, once they are enough for a round, or the time for that is over."""
+        end, waits = time.monotonic() + self._timeout, pauses()
+        nodes = self.refresh(grid)
+        if len(nodes) < least:
+            log(WARNING, "%d clients are there, a round needs %d: waiting", len(nodes), least)
+        while len(nodes) < least and time.monotonic() < end:
+            time.sleep(next(waits))
+            nodes = self.refresh(grid)
+        return nodes
+
+    def refresh(self, grid: Grid) -> list[Node]:
+        """Ask for the ids anew, shake hands with new ones, and return those that fit and are there."""
+        ids = sorted(grid.get_node_ids())
+        # Who has been away introduces itself anew: it may have been mended, or have other data.
+        kept: tuple[dict[int, Any], ...] = (
+            self.nodes,
+            self.refused,
+            self.malformed,
+            self._mute,
+            self._raised,
+        )
+        for each in kept:
+            for gone in each.keys() - set(ids):
+                del each[gone]
+        self._judge(self._introduce(grid, [i for i in ids if i not in self.nodes and i not in self.refused]))
+        return self._present(ids)
+
+    def _introduce(self, grid: Grid, ids: list[int]) -> list[Node]:
+        """Shake hands, and return who answered as it should."""
+        now = time.monotonic()
+        timeout = min(self._timeout, _HANDSHAKE_SECONDS)
+        new = [i for i in ids if i not in self.malformed and self._mute.get(i, (0.0, 0.0))[1] <= now]
+        ttl = lifetime(self._timeout, len(new))
+        messages = [flower_records.properties_message(i, config=self._question, ttl=ttl) for i in new]
+        found: list[Node] = []
+        # Of silence, not of all: where many clients share few workers, the last has long to wait.
+        for message, reply in receive(grid, messages, timeout, of_silence=True):
+            node_id = message.metadata.dst_node_id
+            if reply is None:
+                self._ask_again(node_id, f"no answer within {timeout:g} s", timeout)
+            elif isinstance(reply, PayloadError):
+                self.malformed[node_id] = self._refuse(node_id, str(reply))
+            elif reply.has_error():
+                silent, reason = reply.error.code == ErrorCode.MESSAGE_UNAVAILABLE, reason_of(reply.error)
+                if reply.error.code in _ITS_OWN_FAULT:
+                    self._raised[node_id] = (self._raised.get(node_id, (0, ""))[0] + 1, plain(reason))
+                self._ask_again(node_id, reason, timeout if silent else _SOONEST_HANDSHAKE)
+            else:
+                try:
+                    found.append(Node.from_properties(node_id, flower_records.read_properties(reply)))
+                    self._raised.pop(node_id, None)
+                except PayloadError as error:
+                    self.malformed[node_id] = self._refuse(node_id, str(error))
+        return found
+
+    def _judge(self, candidates: list[Node]) -> None:
+        """Accept those that fit, refuse the others."""
+        # In one order, whichever answered first, since what the clients have in common decides.
+        self._candidates = sorted(candidates, key=lambda node: node.order)
+        for node in self._candidates:
+            refusal = node.refusal or self._refusal(node)
+            if refusal is not None:
+                self.refused[node.node_id] = self._refuse(node.node_id, refusal)
+                continue
+            before = self._known.get(node.key)
+            if before is None or before.node_id == node.node_id or before.node_id not in self.nodes:
+                self._known[node.key] = node
+                if before is not None and before.node_id != node.node_id:
+                    log(WARNING, "%s comes in place of node %d", node, before.node_id)
+            self.nodes[node.node_id] = node
+
+    def _present(self, ids: list[int]) -> list[Node]:
+        """Return the accepted nodes that are there, one for each partition, in the order of partition ids."""
+        present: dict[int, Node] = {}
+        for node in self.nodes.values():
+            if node.node_id not in ids:
+                continue
+            # What is kept for a client goes by its key. One that takes another's waits until that one is gone,
+            # which after a restart it soon is.
+            first = present.setdefault(node.key, node)
+            if first is not node and node.node_id not in self._doubles:
+                self._doubles.add(node.node_id)
+                log(WARNING, "%s is left out while node %d has the same partition", node, first.node_id)
+        return sorted(present.values(), key=lambda node: node.order)
+
+    def _ask_again(self, node_id: int, reason: str, least: float) -> None:
+        """Ask a node that did not introduce itself later on, and ever more seldom: it may be a passing fault."""
+        pause = self._mute.get(node_id, (0.0, 0.0))[0]
+        if not pause:
+            log(WARNING, "node %d did not introduce itself, and is asked again: %s", node_id, reason)
+        pause = min(max(2 * pause, least), _LATEST_HANDSHAKE)
+        self._mute[node_id] = (pause, time.monotonic() + pause)
+
+    def _refuse(self, node_id: int, reason: str) -> str:
+        """Log a refusal, once, and return its reason in a form that may be shown."""
+        shown = plain(reason)
+        if (node_id, shown) not in self._told:
+            self._told.add((node_id, shown))
+            log(WARNING, "node %d is refused: %s", node_id, shown)
+        return shown

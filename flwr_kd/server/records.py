@@ -1,0 +1,237 @@
+"""What the loop works with: clients, what they are sent and what they answer, and what a round did."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy.typing as npt
+from flwr.app import ArrayRecord
+from flwr.serverapp.strategy import Result
+
+from flwr_kd.text import plain, shown
+from flwr_kd.transport.flower_records import REFUSAL
+from flwr_kd.transport.payload import Payload, PayloadError
+from flwr_kd.transport.template import ArrayTemplate
+
+__all__ = ["HandshakeError", "KDResult", "Node", "Outgoing", "Reply", "RoundStats", "VoidRoundsError"]
+
+NDArray = npt.NDArray[Any]
+_LONGEST_SECTOR, _LONGEST_DIGEST = 100, 128
+
+
+class HandshakeError(RuntimeError):
+    """Too few clients fit the method; the text names each that was refused, and why."""
+
+
+class VoidRoundsError(RuntimeError):
+    """Too many rounds in a row had too few usable answers."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """A client as it introduced itself in the handshake.
+
+    Attributes
+    ----------
+    node_id : int
+        Flower's id: random, and new after a restart.
+    partition_id : int or None
+        From the client's node config; what sampling and summation go by where there is one.
+    num_examples : int
+        Training samples.
+    num_classes : int
+        C of the client's model.
+    feature_shape : tuple of int
+        Shape of one sample's features.
+    template : ArrayTemplate
+        Names and shapes of the client's model.
+    num_test_examples : int
+        Samples of the client's test data.
+    num_public : int
+        Samples of the client's public data.
+    sector, public_digest : str
+        Empty where the client has none.
+    refusal : str
+        Why the client itself says that it cannot take part; empty if it can.
+    """
+
+    node_id: int
+    partition_id: int | None = None
+    num_examples: int = 0
+    num_classes: int = 0
+    feature_shape: tuple[int, ...] = ()
+    template: ArrayTemplate = field(default_factory=ArrayTemplate)
+    num_test_examples: int = 0
+    num_public: int = 0
+    sector: str = ""
+    public_digest: str = ""
+    refusal: str = ""
+
+    @property
+    def feature_dim(self) -> int:
+        """D, the numbers in one sample's features; 0 where they are not known."""
+        return math.prod(self.feature_shape) if self.feature_shape else 0
+
+    @property
+    def key(self) -> int:
+        """The partition id where there is one, else the node id: what is kept for a client goes by it."""
+        return self.node_id if self.partition_id is None else self.partition_id
+
+    @property
+    def order(self) -> tuple[bool, int, int]:
+        """Sorting key: by partition id where there is one, else by node id."""
+        return (self.partition_id is None, self.partition_id or 0, self.node_id)
+
+    def __str__(self) -> str:
+        partition = "" if self.partition_id is None else f" (partition {self.partition_id})"
+        return f"node {self.node_id}{partition}"
+
+    @classmethod
+    def from_properties(cls, node_id: int, properties: Mapping[str, Any]) -> Node:
+        """Read a handshake's answer.
+
+        Raises
+        ------
+        PayloadError
+            If a property is missing or of the wrong kind.
+        """
+
+        def whole(name: str) -> int:
+            value = properties.get(name)
+            if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**53:
+                raise PayloadError(f"property {name!r} must be a whole number from 0, got {shown(value)}")
+            return value
+
+        return cls(
+            node_id=node_id,
+            partition_id=whole("partition-id") if "partition-id" in properties else None,
+            num_examples=whole("num-examples"),
+            num_classes=whole("num-classes"),
+            feature_shape=_shape(properties.get("feature-shape")),
+            template=ArrayTemplate.from_json(properties.get("arrays")),
+            num_test_examples=whole("num-test-examples") if "num-test-examples" in properties else 0,
+            num_public=whole("num-public-examples") if "num-public-examples" in properties else 0,
+            sector=_sector(properties.get("sector", "")),
+            public_digest=_digest(properties.get("public-digest", "")),
+            refusal=plain(str(properties.get(REFUSAL, ""))),
+        )
+
+
+@dataclass(frozen=True)
+class Outgoing:
+    """What one node is sent in a phase.
+
+    Attributes
+    ----------
+    node : Node
+        The receiver.
+    arrays : ArrayRecord or None
+        Models; None sends no arrays.
+    payload : Payload or None
+        Knowledge. Every node may get its own.
+    config : mapping
+        Further scalars, in kebab-case.
+    """
+
+    node: Node
+    arrays: ArrayRecord | None = None
+    payload: Payload | None = None
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A checked answer.
+
+    Attributes
+    ----------
+    node : Node
+        The sender.
+    arrays : list of ndarray
+        In the template's order, dtypes and shapes; empty where the phase returns no arrays.
+    num_examples : int
+        Samples that the client trained on.
+    metrics : dict
+        Numbers such as ``train-loss`` and ``local-accuracy``.
+    payload : Payload or None
+        Of the type that the phase expects.
+    """
+
+    node: Node
+    arrays: list[NDArray]
+    num_examples: int
+    metrics: dict[str, float]
+    payload: Payload | None = None
+
+
+@dataclass
+class RoundStats:
+    """What one round did. Bytes are those of arrays and payloads, over all clients and phases."""
+
+    server_round: int
+    local_accuracy: float | None = None
+    local_top5: float | None = None
+    global_accuracy: float | None = None
+    server_accuracy: float | None = None
+    """Of a server's model that is not the clients' model, such as FedGKT's predictor."""
+    train_loss: float | None = None
+    bytes_up: int = 0
+    bytes_down: int = 0
+    seconds: float = 0.0
+    participants: int = 0
+    failures: int = 0
+    void: bool = False
+    """Whether too few answers came, so that the round changed nothing."""
+    bytes_by_partition: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """(down, up) per partition id, or per node id where a node has no partition id."""
+    clients: dict[int, dict[str, float]] = field(default_factory=dict)
+    """``local-accuracy`` and ``local-top5`` of each client that reported them, by the same key."""
+
+    def count(self, node: Node, *, down: int = 0, up: int = 0) -> None:
+        """Add bytes to the round's and the node's totals."""
+        before = self.bytes_by_partition.get(node.key, (0, 0))
+        self.bytes_by_partition[node.key] = (before[0] + down, before[1] + up)
+        self.bytes_down += down
+        self.bytes_up += up
+
+
+@dataclass(repr=False)  # Flower's tells the arrays' size, a dataclass's would print all their bytes
+class KDResult(Result):
+    """Flower's ``Result`` and, per round, what the round did."""
+
+    rounds: list[RoundStats] = field(default_factory=list)
+
+
+def _sector(value: object) -> str:
+    text = str(value).strip()
+    known = isinstance(value, str | int) and not isinstance(value, bool)
+    if not known or len(text) > _LONGEST_SECTOR or not text.isprintable():
+        raise PayloadError(
+            f"property 'sector' must be a text of at most {_LONGEST_SECTOR} printable characters or a whole "
+            f"number, got {str(value)[:40]!r}"
+        )
+    return text
+
+
+def _digest(value: object) -> str:
+    if not isinstance(value, str) or len(value) > _LONGEST_DIGEST or (value and not value.isalnum()):
+        raise PayloadError(
+            f"property 'public-digest' must be at most {_LONGEST_DIGEST} letters and digits, "
+            f"got {str(value)[:40]!r}"
+        )
+    return value
+
+
+def _shape(text: object) -> tuple[int, ...]:
+    try:
+        sizes = json.loads(text)  # type: ignore[arg-type]
+    except (TypeError, ValueError, RecursionError):
+        sizes = None
+    whole = isinstance(sizes, list) and all(type(size) is int and 0 < size < 2**40 for size in sizes)
+    if not whole or not 0 < len(sizes) <= 8:
+        raise PayloadError(f"property 'feature-shape' must be a JSON list of sizes, got {str(text)[:80]!r}")
+    return tuple(sizes)

@@ -1,0 +1,1 @@
+"""Faults and garbage, for tests of this library and of its users."""

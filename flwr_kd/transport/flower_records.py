@@ -1,0 +1,229 @@
+"""The only place that knows Flower's record keys.
+
+The server speaks Flower's Message API, the client is a ``NumPyClient``; both meet in the records that
+``ClientApp(client_fn=...)`` understands (``flwr/compat/common/recorddict_compat.py`` is the reference).
+What comes from a client is untrusted: every reader here raises :class:`PayloadError` and nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy.typing as npt
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+
+from flwr_kd.text import shown
+from flwr_kd.transport.payload import PayloadError
+from flwr_kd.transport.template import EMPTY, read_array
+
+__all__ = [
+    "EvaluateReply",
+    "TrainReply",
+    "evaluate_message",
+    "forget",
+    "nbytes",
+    "properties_message",
+    "read_evaluate_reply",
+    "read_properties",
+    "read_train_reply",
+    "train_message",
+]
+
+NDArray = npt.NDArray[Any]
+PAYLOAD, PHASE, ROUND, SEED, NAMES, MAX_BYTES, RUN, TRAINED, KNOWN, SAVED, STATE_LOST, REFUSAL = (
+    "payload",
+    "phase",
+    "server-round",
+    "seed",
+    "array-names",
+    "max-payload-bytes",
+    "run-key",
+    "trained-round",
+    "known-round",
+    "saved-round",
+    "state-lost",
+    "refusal",
+)
+_MAX_EXAMPLES = 2**53
+_LARGEST = 1e300
+"""Of a metric: sums of clients' metrics stay finite."""
+
+
+@dataclass(frozen=True)
+class TrainReply:
+    """What a client answered to a train message, read but not yet checked against a template."""
+
+    arrays: list[NDArray] = field(default_factory=list)
+    num_examples: int = 0
+    metrics: dict[str, float] = field(default_factory=dict)
+    payload: bytes | None = None
+    nbytes: int = 0
+
+
+@dataclass(frozen=True)
+class EvaluateReply:
+    """What a client answered to an evaluate message."""
+
+    loss: float = 0.0
+    num_examples: int = 0
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+def train_message(
+    node_id: int,
+    *,
+    arrays: ArrayRecord | None,
+    config: Mapping[str, Any],
+    payload: bytes | None = None,
+    ttl: float | None = None,
+    group_id: str = "",
+) -> Message:
+    """Return one train message; its config is a record of its own, so that clients cannot share changes."""
+    return _instruction("fitins", "train", node_id, arrays, config, payload, ttl, group_id)
+
+
+def evaluate_message(
+    node_id: int,
+    *,
+    arrays: ArrayRecord | None,
+    config: Mapping[str, Any],
+    ttl: float | None = None,
+    group_id: str = "",
+) -> Message:
+    """Return one evaluate message."""
+    return _instruction("evaluateins", "evaluate", node_id, arrays, config, None, ttl, group_id)
+
+
+def properties_message(node_id: int, *, config: Mapping[str, Any], ttl: float | None = None) -> Message:
+    """Return the handshake's question."""
+    content = RecordDict({"getpropertiesins.config": ConfigRecord(dict(config))})
+    return Message(content, dst_node_id=node_id, message_type="get_properties", ttl=ttl)
+
+
+def read_train_reply(message: Message) -> TrainReply:
+    """Read a train reply.
+
+    Raises
+    ------
+    PayloadError
+        If records are missing, of the wrong kind, or hold values that cannot be.
+    """
+    content = _content(message)
+    record = _record(content.array_records, "fitres.parameters")
+    arrays = [read_array(name, value) for name, value in record.items() if name != EMPTY]
+    config = _record(content.config_records, "fitres.metrics")
+    payload = config.get(PAYLOAD)
+    if payload is not None and not isinstance(payload, bytes):
+        raise PayloadError(f"metric 'payload' must be bytes, got {type(payload).__name__}")
+    return TrainReply(arrays, _num_examples(content, "fitres"), _metrics(config), payload, nbytes(content))
+
+
+def read_evaluate_reply(message: Message) -> EvaluateReply:
+    """Read an evaluate reply.
+
+    Raises
+    ------
+    PayloadError
+        As :func:`read_train_reply`.
+    """
+    content = _content(message)
+    loss = _record(content.metric_records, "evaluateres.loss").get("loss")
+    if not isinstance(loss, int | float) or not _finite(loss):
+        raise PayloadError(f"loss must be a finite number within ±{_LARGEST:g}, got {shown(loss)}")
+    config = _record(content.config_records, "evaluateres.metrics")
+    return EvaluateReply(float(loss), _num_examples(content, "evaluateres"), _metrics(config))
+
+
+def read_properties(message: Message) -> dict[str, Any]:
+    """Read the handshake's answer.
+
+    Raises
+    ------
+    PayloadError
+        If the record is missing.
+    """
+    return dict(_record(_content(message).config_records, "getpropertiesres.properties"))
+
+
+def forget(message: Message) -> None:
+    """Drop what a message holds, once it has been read.
+
+    Flower's records refer to themselves: without this their bytes stay until the garbage collector runs, and
+    what was decoded from them is a second copy.
+    """
+    if message.has_content():
+        for records in (message.content.array_records, message.content.config_records):
+            for record in records.values():
+                record.clear()
+
+
+def nbytes(content: RecordDict) -> int:
+    """Return the size of a message's arrays and byte values.
+
+    The scalars beside them are not counted; with Flower's envelope they are a few kilobytes per message.
+    """
+    arrays = sum(len(a.data) for record in content.array_records.values() for a in record.values())
+    values = (value for record in content.config_records.values() for value in record.values())
+    return arrays + sum(len(value) for value in values if isinstance(value, bytes))
+
+
+def _instruction(
+    ins: str,
+    message_type: str,
+    node_id: int,
+    arrays: ArrayRecord | None,
+    config: Mapping[str, Any],
+    payload: bytes | None,
+    ttl: float | None,
+    group_id: str,
+) -> Message:
+    values = dict(config)
+    if payload is not None:
+        values[PAYLOAD] = payload
+    content = RecordDict(
+        {
+            f"{ins}.parameters": ArrayRecord() if arrays is None else arrays,
+            f"{ins}.config": ConfigRecord(values),
+        }
+    )
+    return Message(content, dst_node_id=node_id, message_type=message_type, ttl=ttl, group_id=group_id)
+
+
+def _content(message: Message) -> RecordDict:
+    if not message.has_content():
+        raise PayloadError("the reply has no content")
+    return message.content
+
+
+def _record(records: Mapping[str, Any], key: str) -> Any:
+    if key not in records:
+        there = [name[:40] for name in sorted(records)[:5]]
+        raise PayloadError(f"record {key!r} is missing, the reply has {there}")
+    return records[key]
+
+
+def _num_examples(content: RecordDict, res: str) -> int:
+    value = _record(content.metric_records, f"{res}.num_examples").get("num_examples")
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _MAX_EXAMPLES:
+        raise PayloadError(f"num_examples must be a whole number from 0, got {shown(value)}")
+    return value
+
+
+def _metrics(config: Mapping[str, Any]) -> dict[str, float]:
+    numbers = {k: v for k, v in config.items() if isinstance(v, int | float) and not isinstance(v, bool)}
+    for name, value in numbers.items():
+        if not _finite(value):
+            raise PayloadError(
+                f"metric {name[:80]!r} must be finite and within ±{_LARGEST:g}, got {shown(value)}"
+            )
+    return {name: float(value) for name, value in numbers.items()}
+
+
+def _finite(value: float) -> bool:
+    try:
+        return math.isfinite(value) and abs(value) <= _LARGEST
+    except OverflowError:  # a whole number beyond float's range
+        return False

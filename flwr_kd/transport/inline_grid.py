@@ -1,0 +1,291 @@
+"""An in-process ``Grid``: each node's ClientApp is called in this process, in turn or in threads.
+
+For debugging (a breakpoint in a client works), for tests (faults can be injected), and for small runs that
+need no Ray. With the same seed and number of torch threads the numbers are those of the Ray simulation.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Protocol
+
+from flwr.app import (
+    Context,
+    Error,
+    Message,
+    RecordDict,
+)
+from flwr.clientapp import ClientApp
+from flwr.common.constant import ErrorCode
+from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity
+
+from flwr_kd.checks import ConfigError
+from flwr_kd.seeding import derive_seed
+
+__all__ = ["Fault", "InlineGrid"]
+
+
+class Fault(Protocol):
+    """What goes wrong at one node; :mod:`flwr_kd.testing.faults` has some."""
+
+    @property
+    def kind(self) -> str:
+        """``"raise"``, ``"silent"``, ``"late"`` or ``"garbage"``."""
+
+    def applies(self, message: Message) -> bool:
+        """Say whether it happens for this message."""
+
+    def mutilate(self, content: RecordDict, number: int) -> None:
+        """Change a reply's content in place; ``number`` counts the messages."""
+
+
+class InlineGrid(Grid):
+    """Runs a ClientApp for a number of nodes inside this process.
+
+    A node's ClientApp runs when its answer is asked for, so that the answers of a round are not all in memory at
+    once; with several ``workers`` a few run ahead.
+
+    Parameters
+    ----------
+    client_app : ClientApp
+        As for Flower's simulation.
+    num_nodes : int
+        Number of nodes; node ids are not 0..N-1, as in Flower.
+    workers : int
+        Threads; 1 runs the nodes in turn. Threads share torch's global generator: the numbers are the same as
+        in turn if ``client_fn`` draws nothing from it, for example to initialise a model.
+    node_configs : sequence of mapping, optional
+        Further entries of each node's config, beside ``partition-id`` and ``num-partitions``.
+    faults : mapping of int to Fault or sequence of Fault, optional
+        By partition id.
+    run_config : mapping, optional
+        What ``context.run_config`` holds.
+    seed : int
+        Of the node ids.
+
+    Attributes
+    ----------
+    contexts : dict
+        By node id, each node's ``Context``, whose state outlives the messages as in Flower. As in Flower's
+        simulation, what a call that raises did to the state is undone.
+    """
+
+    def __init__(
+        self,
+        client_app: ClientApp,
+        num_nodes: int,
+        *,
+        workers: int = 1,
+        node_configs: Sequence[Mapping[str, Any]] | None = None,
+        faults: Mapping[int, Fault | Sequence[Fault]] | None = None,
+        run_config: Mapping[str, Any] | None = None,
+        seed: int = 0,
+    ) -> None:
+        if num_nodes < 1 or workers < 1:
+            raise ConfigError(f"num_nodes and workers must be at least 1, got {num_nodes} and {workers}")
+        if node_configs is not None and len(node_configs) != num_nodes:
+            raise ConfigError(f"node_configs must have {num_nodes} entries, got {len(node_configs)}")
+        self._app = client_app
+        self._workers = workers
+        self._pool: ThreadPoolExecutor | None = None
+        self._faults = {
+            partition: tuple(fault) if isinstance(fault, Sequence) else (fault,)
+            for partition, fault in (faults or {}).items()
+        }
+        self._counter = itertools.count(1)
+        self._pushes = 0
+        self._waiting: dict[str, tuple[Message, int]] = {}
+        self._deadlines: dict[str, tuple[float, Message]] = {}
+        self._worked = 0.0
+        self._replies: dict[str, tuple[int, Message]] = {}
+        self._pending: dict[str, Future[None]] = {}
+        self._lock = threading.Lock()
+        _identify_process()
+        self.contexts: dict[int, Context] = {}
+        for partition in range(num_nodes):
+            node_id = derive_seed(seed, "node", partition)
+            extra = dict(node_configs[partition]) if node_configs is not None else {}
+            self.contexts[node_id] = Context(
+                run_id=TaskIdentity.run_id,
+                node_id=node_id,
+                node_config={"partition-id": partition, "num-partitions": num_nodes, **extra},
+                state=RecordDict(),
+                run_config=dict(run_config or {}),
+            )
+
+    # ------------------------------------------------------------------ Grid
+
+    def set_run(self, run: Any) -> None:
+        """Take no notice: there is one run."""
+
+    @property
+    def run(self) -> Any:
+        """Not available."""
+        raise NotImplementedError("an InlineGrid has no Run")
+
+    def create_message(
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
+        """Return a message; deprecated in Flower in favour of ``Message(...)``."""
+        return Message(
+            content, dst_node_id=dst_node_id, message_type=message_type, ttl=ttl, group_id=group_id
+        )
+
+    @property
+    def complete(self) -> bool:
+        """Whether all nodes are there, so that nobody needs to wait for others."""
+        return len(list(self.get_node_ids())) == len(self.contexts)
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Return the ids of all nodes."""
+        return list(self.contexts)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Take the messages; the ClientApp runs when its answer is asked for."""
+        self._pushes += 1
+        ids = []
+        # Of silent nodes.
+        for gone in [i for i, (deadline, _) in self._deadlines.items() if self._now() > deadline]:
+            del self._deadlines[gone]
+        for message in messages:
+            message_id = f"message-{next(self._counter)}"
+            message.metadata.__dict__["_message_id"] = message_id
+            ids.append(message_id)
+            self._waiting[message_id] = (message, self._pushes)
+            self._deadlines[message_id] = (self._now() + message.metadata.ttl, message)
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Run the ClientApp for messages that it has not seen yet, and return the answers that are there.
+
+        As a SuperLink does, it gives an error for a message whose time to live is over, whether answered or not;
+        not where there are threads.
+        """
+        found = []
+        wanted = list(message_ids)
+        for message_id in wanted if self._workers == 1 else ():
+            deadline, message = self._deadlines.get(message_id, (math.inf, None))
+            if message is not None and self._now() > deadline:
+                self._waiting.pop(message_id, None)
+                expired = Message(Error(ErrorCode.MESSAGE_UNAVAILABLE, "expired"), reply_to=message)
+                self._replies[message_id] = (0, expired)
+        for message_id in wanted:
+            if self._workers > 1:
+                self._submit(message_id)
+            elif message_id in self._waiting:
+                begun = time.monotonic()
+                self._handle(*self._waiting.pop(message_id))
+                self._worked += time.monotonic() - begun
+        if self._workers > 1:
+            ahead = 2 * self._workers - len(self._pending) - len(self._replies)
+            for message_id in list(itertools.islice(self._waiting, max(ahead, 0))):
+                self._submit(message_id)
+        for message_id in wanted:
+            future = self._pending.get(message_id)
+            if future is not None and future.done():
+                del self._pending[message_id]
+                future.result()
+            with self._lock:
+                there = self._replies.get(message_id)
+                if there is not None and there[0] <= self._pushes:
+                    found.append(self._replies.pop(message_id)[1])
+                    self._deadlines.pop(message_id, None)
+        return found
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        """Send and wait, as Flower's own loop does; a node that never answers costs no waiting here."""
+        # In this order, so that the answers are, too, whatever the seed of hashes.
+        waiting = list(self.push_messages(list(messages)))
+        for message_id in waiting if self._workers > 1 else ():
+            self._submit(message_id)
+        for future in list(self._pending.values()):
+            future.result(timeout=timeout)
+        return self.pull_messages(waiting)
+
+    def close(self) -> None:
+        """End the threads, if there are any."""
+        if self._pool is not None:
+            self._pool.shutdown()
+            self._pool = None
+
+    # ------------------------------------------------------------------ nodes
+
+    def _now(self) -> float:
+        """Return a clock that stands while nodes work: they do so in turn here, elsewhere at the same time."""
+        return time.monotonic() - self._worked
+
+    def _threads(self) -> ThreadPoolExecutor:
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self._workers, thread_name_prefix="flwr-kd-node")
+        return self._pool
+
+    def _submit(self, message_id: str) -> None:
+        if message_id in self._waiting:
+            message, push = self._waiting.pop(message_id)
+            self._pending[message_id] = self._threads().submit(self._handle, message, push)
+
+    def _handle(self, message: Message, push: int) -> None:
+        node_id = message.metadata.dst_node_id
+        context = self.contexts.get(node_id)
+        if context is None:
+            raise KeyError(f"no node {node_id}")
+        faults = self._faults.get(int(context.node_config["partition-id"]), ())
+        fault = next((f for f in faults if f.applies(message)), None)
+        if fault is not None and fault.kind == "silent":
+            return
+        reply = self._call(message, context, fault)
+        with self._lock:
+            visible = push + 1 if fault is not None and fault.kind == "late" else push
+            self._replies[message.metadata.message_id] = (visible, reply)
+
+    def _call(self, message: Message, context: Context, fault: Fault | None) -> Message:
+        delivered = Message(_copied(message.content), dst_node_id=0, message_type="train")
+        delivered.__dict__["_metadata"] = message.metadata
+        # Worked on as a copy, so that a call that raises leaves no trace, as in Flower's simulation.
+        worked_on = Context(
+            run_id=context.run_id,
+            node_id=context.node_id,
+            node_config=dict(context.node_config),
+            state=_copied(context.state),
+            run_config=dict(context.run_config),
+        )
+        try:
+            if fault is not None and fault.kind == "raise":
+                raise RuntimeError("injected fault")
+            reply = self._app(delivered, worked_on)
+        except Exception as error:
+            reason = f"{type(error)}:<'{error}'>"
+            return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
+        context.state = worked_on.state
+        if fault is not None and fault.kind == "garbage":
+            number = int(message.metadata.message_id.rpartition("-")[2])
+            fault.mutilate(reply.content, number)
+        return reply
+
+
+def _copied(content: RecordDict) -> RecordDict:
+    """Copy the records, not the arrays, which nobody changes in place."""
+    return RecordDict({key: type(record)(dict(record)) for key, record in content.items()})  # type: ignore[arg-type]
+
+
+def _identify_process() -> None:
+    """Give this process the identity that Flower's runtimes set and ``Message(...)`` asks for."""
+    if TaskIdentity._run_id is None:
+        TaskIdentity.run_id = 1
+    if TaskIdentity._node_id is None:
+        TaskIdentity.node_id = 1
+    if TaskIdentity._task_id is None:
+        TaskIdentity.task_id = 1

@@ -1,0 +1,172 @@
+"""Names, dtypes and shapes of a model's arrays, and the checks of arrays against them."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from flwr.app import Array, ArrayRecord
+
+from flwr_kd.transport.payload import DTYPES, PayloadError
+
+__all__ = ["EMPTY", "ArrayTemplate", "read_array"]
+
+NDArray = npt.NDArray[Any]
+VARIANCE = "running_var"
+"""How the names of BatchNorm's variances end."""
+EMPTY = "_empty"
+_LONGEST_TEMPLATE = 4 * 10**6
+"""Characters: some 40,000 arrays."""
+
+
+@dataclass(frozen=True)
+class ArrayTemplate:
+    """Names, dtypes and shapes of a model's arrays, in the server's order.
+
+    Parameters
+    ----------
+    names : tuple of str
+        Keys of the model's ``state_dict``.
+    dtypes : tuple of str
+        Names of numpy dtypes.
+    shapes : tuple of tuple of int
+        ``()`` for a counter such as BatchNorm's ``num_batches_tracked``.
+    """
+
+    names: tuple[str, ...] = ()
+    dtypes: tuple[str, ...] = ()
+    shapes: tuple[tuple[int, ...], ...] = ()
+
+    @classmethod
+    def of(cls, record: ArrayRecord) -> ArrayTemplate:
+        """Read the template of the caller's own arrays.
+
+        Raises
+        ------
+        PayloadError
+            If an array's bytes are not a numpy array.
+        """
+        arrays = {name: read_array(name, value) for name, value in record.items() if name != EMPTY}
+        return cls.of_ndarrays(arrays)
+
+    @classmethod
+    def of_ndarrays(cls, arrays: Mapping[str, NDArray]) -> ArrayTemplate:
+        """Return the template of named numpy arrays."""
+        return cls(
+            tuple(arrays),
+            tuple(value.dtype.name for value in arrays.values()),
+            tuple(value.shape for value in arrays.values()),
+        )
+
+    def to_json(self) -> str:
+        """Return the template as text, for the handshake."""
+        return json.dumps([self.names, self.dtypes, self.shapes])
+
+    @classmethod
+    def from_json(cls, text: object) -> ArrayTemplate:
+        """Read :meth:`to_json`'s text.
+
+        Raises
+        ------
+        PayloadError
+            If it is anything else.
+        """
+        if isinstance(text, str) and len(text) > _LONGEST_TEMPLATE:
+            raise PayloadError(f"'arrays' has {len(text)} characters, more than {_LONGEST_TEMPLATE}")
+        try:
+            names, dtypes, shapes = json.loads(text)  # type: ignore[arg-type]
+            template = cls(
+                tuple(str(name) for name in names),
+                tuple(str(dtype) for dtype in dtypes),
+                tuple(tuple(int(size) for size in shape) for shape in shapes),
+            )
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise PayloadError(f"'arrays' is not a list of names, dtypes and shapes ({error})") from None
+        if not len(template.names) == len(template.dtypes) == len(template.shapes):
+            raise PayloadError("'arrays' has lists of different lengths")
+        if unknown := sorted(set(template.dtypes) - set(DTYPES)):
+            raise PayloadError(f"'arrays' has dtypes {str(unknown)[:80]}, allowed are {', '.join(DTYPES)}")
+        return template
+
+    def difference(self, other: ArrayTemplate) -> str | None:
+        """Say in one line how another model differs in names or shapes; None where it does not.
+
+        The order of the names does not matter: arrays are matched by name.
+        """
+        mine, theirs = (dict(zip(t.names, t.shapes, strict=True)) for t in (self, other))
+        missing, extra = sorted(mine.keys() - theirs.keys()), sorted(theirs.keys() - mine.keys())
+        if missing or extra:
+            return f"arrays missing {missing[:3]}, not expected {extra[:3]}"
+        for name, shape in mine.items():
+            if theirs[name] != shape:
+                return f"array {name!r} has shape {list(theirs[name])}, expected {list(shape)}"
+        return None
+
+    def record(self, arrays: Sequence[NDArray]) -> ArrayRecord:
+        """Name the arrays, so that ``to_torch_state_dict()`` of the record loads."""
+        return ArrayRecord({n: Array(np.asarray(a)) for n, a in zip(self.names, arrays, strict=True)})
+
+    def check(self, arrays: Sequence[NDArray]) -> list[NDArray]:
+        """Check a reply's arrays and bring them to the template's dtypes and shapes.
+
+        A counter that comes back as shape ``(1,)`` or as a whole float is put right; anything else that
+        differs is refused.
+
+        Raises
+        ------
+        PayloadError
+            If number, shapes or kinds differ, a float is not finite, or a running variance is negative.
+        """
+        if len(arrays) != len(self.names):
+            raise PayloadError(f"{len(arrays)} arrays came back, expected {len(self.names)}")
+        return [self._fit(i, array) for i, array in enumerate(arrays)]
+
+    def _fit(self, index: int, array: NDArray) -> NDArray:
+        name, dtype, shape = self.names[index], np.dtype(self.dtypes[index]), self.shapes[index]
+        if array.shape != shape and not (shape == () and array.shape == (1,)):
+            raise PayloadError(f"array {name!r} has shape {list(array.shape)}, expected {list(shape)}")
+        if array.dtype.kind not in "fiub":
+            raise PayloadError(f"array {name!r} has dtype {array.dtype.name}, expected {dtype.name}")
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise PayloadError(f"array {name!r} has values that are not finite")
+        with np.errstate(over="ignore", invalid="ignore"):
+            cast = array.reshape(shape).astype(dtype, copy=False)
+        if dtype.kind in "iub" and not np.array_equal(cast, array.reshape(shape)):
+            raise PayloadError(f"array {name!r} has values that are not whole, expected {dtype.name}")
+        if dtype.kind == "f" and not np.isfinite(cast).all():
+            raise PayloadError(f"array {name!r} has values beyond {dtype.name}")
+        # BatchNorm takes its root: one client's negative variance would make the mean's outputs NaN.
+        if name.endswith(VARIANCE) and dtype.kind == "f" and (cast < 0).any():
+            raise PayloadError(
+                f"array {name!r} has negative values, down to {cast.min():g}; it holds variances"
+            )
+        return cast
+
+
+def read_array(name: str, value: Array) -> NDArray:
+    """Read an array without allocating more than came: numpy's own reader trusts the header's shape."""
+    stream = io.BytesIO(value.data)
+    try:
+        major = np.lib.format.read_magic(stream)
+        read_header = {
+            (1, 0): np.lib.format.read_array_header_1_0,
+            (2, 0): np.lib.format.read_array_header_2_0,
+        }[major]
+        shape, fortran, dtype = read_header(stream)
+        if dtype.hasobject:
+            raise ValueError("Python objects are not allowed")
+        # Not the stream's own buffer, which would be a copy.
+        body = memoryview(value.data)[stream.tell() :]
+        if len(body) != math.prod(shape) * dtype.itemsize:
+            raise ValueError(f"{len(body)} bytes for shape {shape} of {dtype}")
+        flat = np.frombuffer(body, dtype=dtype, count=math.prod(shape))
+        return flat.reshape(shape, order="F" if fortran else "C")
+    except Exception as error:  # numpy's header parser lets IndexError, TokenError and others out
+        text = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
+        raise PayloadError(f"array {name[:80]!r} is not a numpy array ({text})") from None

@@ -1,0 +1,684 @@
+"""Malicious clients: what each attack sends, and that every method outlives every attack."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from flwr.app import Context, MetricRecord, RecordDict
+from flwr.client import NumPyClient
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from flwr_kd import registry
+from flwr_kd.checks import ConfigError
+from flwr_kd.cli import app
+from flwr_kd.data import ArrayDataset
+from flwr_kd.experiments import data, runner
+from flwr_kd.experiments.attacks import (
+    Attack,
+    Gaussian,
+    LabelFlip,
+    MaliciousClient,
+    NotANumber,
+    PayloadLie,
+    SignFlip,
+    draw_attackers,
+    parse_attack,
+)
+from flwr_kd.experiments.experiment import Experiment, attacker_ids
+from flwr_kd.experiments.runner import run
+from flwr_kd.learning.batches import Batches, DatasetError
+from flwr_kd.server.records import KDResult
+from flwr_kd.server.strategy import KDStrategy
+from flwr_kd.strategies.fedavg import FedAvgClient
+from flwr_kd.strategies.fedgkt.messages import ClientFeatures
+from flwr_kd.strategies.fedhkd import HyperKnowledge
+from flwr_kd.strategies.fedproto import FedProtoClient
+from flwr_kd.strategies.fedproto.messages import Prototypes
+from flwr_kd.testing.faults import Fault
+from flwr_kd.transport import flower_records
+from flwr_kd.transport.inline_grid import InlineGrid
+from flwr_kd.transport.payload import Payload, PayloadError
+from flwr_kd.transport.template import ArrayTemplate
+
+METHODS = list(registry.methods())
+SPECS = [
+    "label-flip", "label-flip:permute", "gaussian:2.0", "sign-flip:10", "nan", "payload", "payload:predictions",
+    "payload:prototypes", "payload:counts",
+]  # fmt: skip
+every = pytest.mark.parametrize("name", METHODS)
+SMALL: dict[str, Any] = {
+    "clients": 3, "rounds": 1, "limit": 150, "backend": "inline", "device": "cpu"
+}  # fmt: skip
+
+
+def rng() -> np.random.Generator:
+    return np.random.default_rng(0)
+
+
+# ---------------------------------------------------------------------- texts
+
+
+@pytest.mark.parametrize(
+    ("spec", "attack"),
+    [
+        ("label-flip", LabelFlip(0)),
+        ("label-flip:3", LabelFlip(3)),
+        ("label-flip:permute", LabelFlip(None)),
+        ("gaussian:2", Gaussian(2.0)),
+        ("sign-flip", SignFlip(1.0)),
+        ("sign-flip:0.5", SignFlip(0.5)),
+        ("nan", NotANumber()),
+        ("payload", PayloadLie(frozenset({"predictions", "prototypes", "counts"}))),
+        ("payload:counts", PayloadLie(frozenset({"counts"}))),
+    ],
+)
+def test_texts(spec: str, attack: Attack) -> None:
+    assert parse_attack(spec) == attack
+
+
+@pytest.mark.parametrize(
+    ("spec", "text"),
+    [
+        ("gausian:1", r"unknown attack 'gausian' \(did you mean 'gaussian'\?\); valid: label-flip, gaussian, "
+         r"sign-flip, nan, payload, in the forms label-flip\[:TARGET\], label-flip:permute, gaussian:SIGMA"),
+        ("", "unknown attack ''"),
+        (None, "attack must be one of label-flip.*, got None"),
+        ("label-flip:", "attack 'label-flip:': TARGET must be a whole number from 0 or permute, got ''"),
+        ("label-flip:-1", "TARGET must be a whole number from 0 or permute, got '-1'"),
+        ("label-flip:1.5", "got '1.5'"),
+        ("gaussian", "attack 'gaussian': SIGMA must be a finite number above 0, got ''"),
+        ("gaussian:0", "SIGMA must be a finite number above 0, got '0'"),
+        ("gaussian:nan", "SIGMA must be a finite number above 0, got 'nan'"),
+        ("gaussian:big", "SIGMA must be a finite number above 0, got 'big'"),
+        ("sign-flip:-2", "SCALE must be a finite number above 0, got '-2'"),
+        ("sign-flip:inf", "SCALE must be a finite number above 0, got 'inf'"),
+        ("nan:3", "attack 'nan:3': nan takes no value"),
+        ("payload:", "KIND must be one of predictions, prototypes, counts, got ''"),
+        ("payload:weights", "KIND must be one of predictions, prototypes, counts, got 'weights'"),
+    ],
+)  # fmt: skip
+def test_wrong_texts(spec: Any, text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        parse_attack(spec)
+
+
+# ---------------------------------------------------------------------- labels
+
+
+class Pairs(Dataset[Any]):
+    def __init__(self, items: list[Any]) -> None:
+        self.items = items
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.items[index]
+
+
+def test_all_labels_become_the_target(make_blobs: Any) -> None:
+    data = make_blobs(10, 0)
+    before = data.y.clone()
+    for attack, target in ((LabelFlip(), 0), (LabelFlip(3), 3)):
+        flipped = attack.poison(data, 4, seed=5)
+        assert type(flipped) is ArrayDataset
+        assert flipped.x is data.x
+        assert flipped.y.tolist() == [target] * 10
+    assert torch.equal(data.y, before)
+
+
+def test_a_permutation_has_no_fixed_point_and_is_the_attackers_own(make_blobs: Any) -> None:
+    data = make_blobs(40, 0)
+    found = [LabelFlip(None).poison(data, 4, seed=seed) for seed in range(100)]
+    again = LabelFlip(None).poison(data, 4, seed=0)
+    mappings = set()
+    for flipped in found:
+        assert isinstance(flipped, ArrayDataset)
+        pairs = set(zip(data.y.tolist(), flipped.y.tolist(), strict=True))
+        assert len(pairs) == 4
+        assert {new for _, new in pairs} == {0, 1, 2, 3}
+        assert all(old != new for old, new in pairs)
+        mappings.add(tuple(sorted(pairs)))
+    assert len(mappings) == 9  # all there are
+    assert isinstance(again, ArrayDataset)
+    assert isinstance(found[0], ArrayDataset)
+    assert torch.equal(again.y, found[0].y)
+    assert LabelFlip(None).mapping(2, seed=0).tolist() == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("label", "new"),
+    [
+        (1, 2),
+        (torch.tensor(1), torch.tensor(2)),
+        (torch.tensor([1], dtype=torch.uint8), torch.tensor([2], dtype=torch.uint8)),
+        (torch.tensor(1.0), torch.tensor(2.0)),
+        (np.int32(1), np.int32(2)),
+        (np.array([1]), np.array([2])),
+    ],
+)
+def test_a_view_keeps_the_labels_form(label: Any, new: Any) -> None:
+    x = torch.zeros(3)
+    (seen_x, seen), whole = (
+        LabelFlip(2).poison(Pairs([kind(x, label)]), 4, 0)[0] for kind in (tuple2, dict2)
+    )
+    assert seen_x is x
+    assert whole["x"] is x
+    for each in (seen, whole["label"]):
+        assert getattr(each, "dtype", int) == getattr(new, "dtype", int)
+        assert np.shape(each) == np.shape(new)
+        assert np.array_equal(each, new)
+
+
+def tuple2(x: Any, y: Any) -> Any:
+    return x, y
+
+
+def dict2(x: Any, y: Any) -> Any:
+    return {"x": x, "label": y}
+
+
+def test_views_of_other_peoples_data(make_blobs: Any) -> None:
+    blobs = make_blobs(10, 0)
+    rows = {"image": blobs.x.tolist(), "label": blobs.y.tolist()}
+    hugging = datasets.Dataset.from_dict(rows).with_format("torch")
+    expected = LabelFlip(None).mapping(4, seed=1)[blobs.y.numpy()].tolist()
+    for source in (TensorDataset(blobs.x, blobs.y), hugging, Pairs(list(blobs))):
+        view = LabelFlip(None).poison(source, 4, seed=1)
+        assert len(view) == 10  # type: ignore[arg-type]
+        for each in (view, DataLoader(view, batch_size=3)):
+            batches = list(Batches(each, num_classes=4).ordered(4))
+            assert torch.cat([y for _, y in batches]).tolist() == expected
+            assert torch.allclose(torch.cat([x for x, _ in batches]), blobs.x)
+    named = Pairs([{"x": torch.zeros(2), "kind": 1, "label": 0}])
+    assert LabelFlip(3).poison(named, 4, 0, label_key="kind")[0]["kind"] == 3
+
+
+def test_labels_that_cannot_be_flipped(make_blobs: Any) -> None:
+    data = make_blobs(10, 0)
+    with pytest.raises(ConfigError, match=r"'label-flip:4': TARGET must be in 0..3, the classes, got 4"):
+        LabelFlip(4).poison(data, 4, 0)
+    with pytest.raises(ConfigError, match="'label-flip:permute' needs at least 2 classes, there are 1"):
+        LabelFlip(None).check_classes(1)
+    with pytest.raises(DatasetError, match=r"label 2 is not in 0\.\.1"):
+        LabelFlip(1).poison(data, 2, 0)
+    with pytest.raises(DatasetError, match="got a DataLoader; give the data set in it"):
+        LabelFlip(1).poison(DataLoader(data), 4, 0)  # type: ignore[arg-type]
+    with pytest.raises(DatasetError, match="items must be pairs"):
+        LabelFlip(1).poison(Pairs([3]), 4, 0)[0]
+    with pytest.raises(DatasetError, match="name label_key"):
+        LabelFlip(1).poison(Pairs([{"x": 1}]), 4, 0)[0]
+
+
+@pytest.mark.parametrize("spec", ["gaussian:1", "sign-flip", "nan", "payload"])
+def test_other_attacks_leave_the_data_alone(spec: str, make_blobs: Any) -> None:
+    data = make_blobs(4, 0)
+    assert parse_attack(spec).poison(data, 4, 0) is data
+    parse_attack(spec).check_classes(1)
+
+
+# ---------------------------------------------------------------------- models
+
+NAMES = ("weight", "bn.running_var", "bn.num_batches_tracked", "half", "scalar")
+SENT = [
+    np.float32([[1.0, -2.0], [0.5, 4.0]]),
+    np.float32([0.1, 3.0]),
+    np.array(7),
+    np.float16([2.0, 1.0]),
+    np.array(3.0),
+]
+RECEIVED = [
+    np.float32([[0.0, 1.0], [0.5, 1.0]]),
+    np.float32([1.0, 1.0]),
+    np.array(5),
+    np.float16([1.0, 1.0]),
+    np.array(1.0),
+]
+
+
+def same_form(found: list[np.ndarray]) -> None:
+    assert [(a.dtype, a.shape) for a in found] == [(a.dtype, a.shape) for a in SENT]
+    assert found[2] == 7
+
+
+def test_sign_flip_reverses_the_update() -> None:
+    found = SignFlip().models(SENT, RECEIVED, NAMES, rng())
+    same_form(found)
+    assert found[0].tolist() == [[-1.0, 4.0], [0.5, -2.0]]
+    assert found[1].tolist() == pytest.approx([1.9, 1.0])  # 2 * 1 - 3 = -1 would be dropped
+    assert found[3].tolist() == [0.0, 1.0]
+    assert float(found[4]) == -1.0
+    assert SignFlip(2.0).models(SENT, RECEIVED, NAMES, rng())[0].tolist() == [[-2.0, 7.0], [0.5, -5.0]]
+    # A leader of FedHEAD's gets further models after the global one.
+    assert np.array_equal(SignFlip().models(SENT, [*RECEIVED, *SENT], NAMES, rng())[0], found[0])
+
+
+@pytest.mark.parametrize("received", [[], [np.zeros(9)] * 5])
+def test_sign_flip_negates_where_nothing_was_received(received: list[np.ndarray]) -> None:
+    found = SignFlip(3.0).models(SENT, received, NAMES, rng())
+    same_form(found)
+    for i in (0, 3, 4):
+        assert np.array_equal(found[i], -SENT[i])
+    assert np.array_equal(found[1], SENT[1])
+
+
+def test_noise_is_normal_and_leaves_whole_numbers() -> None:
+    attack, draws = Gaussian(2.0), rng()
+    same_form(attack.models(SENT, RECEIVED, NAMES, draws))
+    large = [np.full((300, 300), 5.0, dtype=np.float32)]
+    (noisy,) = attack.models(large, [], ("weight",), draws)
+    assert noisy.mean() == pytest.approx(5.0, abs=0.03)
+    assert noisy.std() == pytest.approx(2.0, abs=0.03)
+    assert (noisy - 5 > 4).mean() == pytest.approx(0.0228, abs=0.003)
+    # Of a variance the absolute value, and of nothing else.
+    (variance,) = attack.models([np.zeros(1000)], [], ("bn.running_var",), rng())
+    (plain,) = attack.models([np.zeros(1000)], [], (), rng())
+    assert (plain < 0).any()
+    assert np.array_equal(variance, np.abs(plain))
+    for same in (attack.models(SENT, [], NAMES, rng()), attack.models(SENT, RECEIVED, NAMES, rng())):
+        assert np.array_equal(same[0], attack.models(SENT, [], NAMES, rng())[0])
+
+
+def test_nan_everywhere() -> None:
+    found = NotANumber().models(SENT, RECEIVED, NAMES, rng())
+    same_form(found)
+    assert all(np.isnan(found[i]).all() for i in (0, 1, 3, 4))
+    assert NotANumber().knowledge(b"anything", 3) == b"anything"
+
+
+@pytest.mark.parametrize("attack", [LabelFlip(), PayloadLie(), Gaussian(1), SignFlip(), NotANumber()])
+def test_nothing_sent_is_nothing_corrupted(attack: Attack) -> None:
+    assert attack.models([], RECEIVED, NAMES, rng()) == []
+    if isinstance(attack, LabelFlip | PayloadLie):
+        assert all(a is b for a, b in zip(attack.models(SENT, RECEIVED, NAMES, rng()), SENT, strict=True))
+
+
+def test_a_negative_variance_is_refused() -> None:
+    template = ArrayTemplate.of_ndarrays({"weight": np.zeros(2), "bn.running_var": np.ones(2)})
+    fine = [np.array([-1.0, 1.0]), np.array([0.0, -0.0])]
+    assert np.array_equal(template.check(fine)[0], fine[0])
+    with pytest.raises(
+        PayloadError, match=r"array 'bn.running_var' has negative values, down to -0.25; it holds variances"
+    ):
+        template.check([fine[0], np.array([1.0, -0.25])])
+
+
+# ---------------------------------------------------------------------- knowledge
+
+
+def hyper_knowledge() -> HyperKnowledge:
+    return HyperKnowledge(
+        classes=np.array([0, 2]),
+        representations=np.float32([[1.0, -2.0, 0.0], [9000.0, 0.5, 1.0]]),
+        predictions=np.float32([[0.7, 0.2, 0.1], [0.0, 0.25, 0.75]]),
+        counts=np.array([6, 4]),
+    )
+
+
+def test_lies_in_hyper_knowledge() -> None:
+    honest = hyper_knowledge()
+    sent = PayloadLie().knowledge(honest.to_bytes(), 12)
+    lie = HyperKnowledge.from_bytes(sent, dims={"C": 3, "D": 3})
+    assert len(sent) == honest.nbytes
+    assert np.array_equal(lie.classes, honest.classes)
+    assert np.array_equal(lie.predictions, np.float32([[0.1, 0.7, 0.2], [0.75, 0.0, 0.25]]))
+    assert lie.representations.tolist() == [[-10.0, 20.0, 0.0], [-65504.0, -5.0, -10.0]]
+    assert lie.counts.tolist() == [1, 11]
+
+
+@pytest.mark.parametrize(
+    ("kind", "changed"),
+    [("predictions", "predictions"), ("prototypes", "representations"), ("counts", "counts")],
+)
+def test_one_kind_of_lie(kind: str, changed: str) -> None:
+    honest = hyper_knowledge()
+    lie = HyperKnowledge.from_bytes(PayloadLie(frozenset({kind})).knowledge(honest.to_bytes(), 10))
+    for name in ("classes", "representations", "predictions", "counts"):
+        assert np.array_equal(getattr(lie, name), getattr(honest, name)) == (name != changed)
+
+
+def test_lies_in_prototypes() -> None:
+    honest = Prototypes(
+        classes=np.array([1, 3]),
+        prototypes=np.float32([[1, 2], [3, 4]]),
+        counts=np.array([5, 6]),
+        num_classes=4,
+    )
+    lie = Prototypes.from_bytes(PayloadLie().knowledge(honest.to_bytes(), 11))
+    assert lie.prototypes.tolist() == [[-10.0, -20.0], [-30.0, -40.0]]
+    assert lie.counts.tolist() == [10, 1]
+    assert lie.num_classes == 4
+    none = Prototypes(np.zeros(0, np.int64), np.zeros((0, 2), np.float32), np.zeros(0, np.int64), 4)
+    assert Prototypes.from_bytes(PayloadLie().knowledge(none.to_bytes(), 11)) == none
+    data = honest.to_bytes()
+    assert PayloadLie(frozenset({"predictions"})).knowledge(data, 11) == data
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_lies_in_features(dtype: Any) -> None:
+    honest = ClientFeatures(
+        index=np.array([1, 0]),
+        features=np.array([[1.0, 60000.0], [-60000.0, 0.5]], dtype=dtype),
+        logits=np.float32([[3, 1, 2], [0, -1, 5]]),
+        labels=np.array([0, 2]),
+        test_features=np.array([[1.0, 2.0]], dtype=dtype),
+        test_labels=np.array([1]),
+    )
+    lie = ClientFeatures.from_bytes(PayloadLie().knowledge(honest.to_bytes(), 2))
+    assert lie.features.dtype == dtype
+    assert lie.features.tolist() == [[-10.0, -65504.0], [65504.0, -5.0]]
+    assert lie.logits.tolist() == [[2, 3, 1], [5, 0, -1]]
+    for name in ("index", "labels", "test_features", "test_labels"):
+        assert np.array_equal(getattr(lie, name), getattr(honest, name))
+
+
+def test_whom_an_attack_concerns() -> None:
+    def concerned(spec: str) -> set[str]:
+        found = {name for name in METHODS if parse_attack(spec).concerns(registry.get(name).strategy)}
+        return found & {"fedavg", "fedhyb", "fedproto", "fedgkt", "fedhkd"}
+
+    assert concerned("label-flip") == {"fedavg", "fedhyb", "fedproto", "fedgkt", "fedhkd"}
+    for spec in ("gaussian:1", "sign-flip", "nan"):
+        assert concerned(spec) == {"fedavg", "fedhyb", "fedhkd"}
+    assert concerned("payload") == {"fedproto", "fedgkt", "fedhkd"}
+    assert concerned("payload:counts") == {"fedproto", "fedhkd"}
+    assert concerned("payload:predictions") == {"fedgkt", "fedhkd"}
+
+
+# ---------------------------------------------------------------------- the client
+
+
+def context(partition: int = 0) -> Context:
+    return Context(1, 17 + partition, {"partition-id": partition}, RecordDict(), {})
+
+
+def asked(phase: str = "train", server_round: int = 1, **more: Any) -> dict[str, Any]:
+    return {
+        flower_records.SEED: 3,
+        flower_records.ROUND: server_round,
+        flower_records.PHASE: phase,
+        "local-epochs": 1,
+        "batch-size": 8,
+        **more,
+    }
+
+
+def test_everything_but_the_answer_is_honest(make_blobs: Any, make_model: Any) -> None:
+    def client() -> FedAvgClient:
+        return FedAvgClient(make_model(), make_blobs(16, 0), make_blobs(8, 1), context=context())
+
+    honest, inner = client(), client()
+    start = [array.copy() for array in honest.arrays(())]
+    malicious = MaliciousClient(inner, "sign-flip")
+    assert malicious.get_properties({}) == honest.get_properties({})
+    assert malicious.get_parameters({}) == []
+    arrays, count, metrics = honest.fit(start, asked())
+    wrong, *rest = malicious.fit(start, asked())
+    assert rest == [count, metrics]
+    for before, trained, sent in zip(start, arrays, wrong, strict=True):
+        assert np.allclose(sent, 2 * before - trained, atol=1e-6)
+    # The attacker's own model is the honestly trained one.
+    assert all(np.array_equal(a, b) for a, b in zip(inner.arrays(()), arrays, strict=True))
+    assert malicious.evaluate(arrays, asked()) == honest.evaluate(arrays, asked())
+
+
+def test_a_personal_model_stays_honest(make_blobs: Any, make_model: Any) -> None:
+    clients = [
+        FedProtoClient(make_model(), make_blobs(16, 0), make_blobs(8, 1), context=context()) for _ in range(2)
+    ]
+    malicious = MaliciousClient(clients[1], "payload")
+    for server_round in (1, 2):
+        honest, lie = (c.fit([], asked(server_round=server_round)) for c in (clients[0], malicious))
+        assert lie[2]["payload"] != honest[2]["payload"]
+        assert {**lie[2], "payload": 0} == {**honest[2], "payload": 0}
+    kept = [client.state.load() for client in clients]
+    assert kept[0] is not None
+    assert kept[1] is not None
+    assert all(torch.equal(kept[0][name], kept[1][name]) for name in kept[0])
+
+
+class Theirs(NumPyClient):
+    """A user's own client, which trains in the arrays that it was given and knows none of our keys."""
+
+    def fit(self, parameters: Any, config: Any) -> Any:
+        parameters[0] += 1
+        return parameters, 4, {"payload": "no bytes", "loss": 0.5}
+
+
+def test_a_users_own_client_can_be_wrapped() -> None:
+    arrays, count, metrics = MaliciousClient(Theirs(), SignFlip()).fit([np.array([1.0, 5.0])], {})
+    assert [a.tolist() for a in arrays] == [[0.0, 4.0]]
+    assert (count, metrics) == (4, {"payload": "no bytes", "loss": 0.5})
+
+
+def test_noise_depends_on_seed_round_partition_and_phase() -> None:
+    def noise(partition: int = 0, **config: Any) -> float:
+        client = MaliciousClient(Theirs(), Gaussian(1.0), partition=partition)
+        return float(client.fit([np.zeros(1)], asked(**config))[0][0][0])
+
+    assert noise() == noise()
+    values = [
+        noise(),
+        noise(1),
+        noise(phase="distill"),
+        noise(server_round=2),
+        noise(**{flower_records.SEED: 4}),
+    ]
+    assert len(set(values)) == 5
+
+
+# ---------------------------------------------------------------------- every method
+
+Run = tuple[KDStrategy, KDResult]
+_runs: dict[tuple[str, str | None], Run] = {}
+
+
+def two_rounds(federation: Any, name: str, spec: str | None, **grid: Any) -> Run:
+    """Run a method with client 2 as the attacker; the server's own work, where it has any, is cut short."""
+    fed = federation(name, attack=spec, attackers={2})
+    short = {"server-epochs": 2, "sector-epochs": 2, "generator-steps": 2, "synthetic-samples": 32}
+    known = fed.method.config().to_wire()
+    strategy = fed.strategy(*(f"{key}={value}" for key, value in short.items() if key in known))
+    inline = InlineGrid(fed.app(), fed.clients, **grid)
+    try:
+        return strategy, strategy.start(inline, fed.initial(), num_rounds=2, timeout=30)
+    finally:
+        inline.close()
+
+
+@pytest.fixture
+def attacked(federation: Any) -> Callable[[str, str | None], Run]:
+    """Give each run once for all tests."""
+
+    def get(name: str, spec: str | None) -> Run:
+        if (name, spec) not in _runs:
+            _runs[name, spec] = two_rounds(federation, name, spec)
+        return _runs[name, spec]
+
+    return get
+
+
+def globals_of(ran: Run) -> dict[str, np.ndarray]:
+    strategy, result = ran
+    found = {**strategy.state_arrays(), **{name: array.numpy() for name, array in result.arrays.items()}}
+    if not strategy.sends_weights and not strategy.state_arrays():
+        # FedMD's server keeps nothing: what it taught in a round shows in the next one's losses.
+        found["train-loss"] = np.array([stats.train_loss for stats in result.rounds])
+    return found
+
+
+def same(a: Run, b: Run) -> bool:
+    left, right = globals_of(a), globals_of(b)
+    return left.keys() == right.keys() and all(np.array_equal(left[k], right[k]) for k in left)
+
+
+@every
+@pytest.mark.parametrize("spec", SPECS)
+def test_every_method_outlives_every_attack(name: str, spec: str, attacked: Any) -> None:
+    strategy, result = ran = attacked(name, spec)
+    assert [r.server_round for r in result.rounds] == [1, 2]
+    assert all(np.isfinite(value).all() for value in globals_of(ran).values())
+    for stats in result.rounds:
+        assert stats.participants >= 3
+        assert stats.local_accuracy is not None
+    dropped = spec == "nan" and bool(strategy.reply_arrays)
+    assert (result.rounds[0].participants, result.rounds[0].failures) == ((3, 1) if dropped else (4, 0))
+
+
+@pytest.mark.parametrize("kind", [Prototypes, HyperKnowledge])
+def test_counts_at_the_limit_do_not_end_the_run(kind: type[Payload], federation: Any) -> None:
+    def garble(content: RecordDict) -> None:
+        metrics = content.config_records["fitres.metrics"]
+        told = kind.from_bytes(metrics["payload"])
+        metrics["payload"] = replace(told, counts=np.full_like(told.counts, 2**40)).to_bytes()
+        content["fitres.num_examples"] = MetricRecord({"num_examples": 2**50})
+
+    name = "fedproto" if kind is Prototypes else "fedhkd"
+    faults = {index: Fault("garbage", garble=garble) for index in (1, 2)}
+    _, result = federation(name).run(grid={"faults": faults}, rounds=3)
+    assert [stats.participants for stats in result.rounds] == [4, 4, 4]
+
+
+@every
+def test_who_sends_nan_has_no_part(name: str, attacked: Any, federation: Any) -> None:
+    strategy, result = ran = attacked(name, "nan")
+    if strategy.reply_arrays:
+        assert [(r.participants, r.failures) for r in result.rounds] == [(3, 1), (3, 1)]
+        assert same(ran, two_rounds(federation, name, None, faults={2: Fault("raise")}))
+    else:
+        assert same(ran, attacked(name, None))
+
+
+@every
+def test_an_attack_is_felt_where_its_target_is_sent(name: str, attacked: Any) -> None:
+    strategy, _ = honest = attacked(name, None)
+    fields = {f for kind in strategy.reply_payloads.values() for f in kind.__dataclass_fields__}  # type: ignore[attr-defined]
+    felt = {
+        "label-flip": True,
+        "gaussian:2.0": bool(strategy.reply_arrays),
+        "sign-flip:10": bool(strategy.reply_arrays),
+        "payload:predictions": bool(fields & {"predictions", "logits"}),
+        "payload:prototypes": bool(fields & {"prototypes", "representations", "features"}),
+    }
+    for spec, expected in felt.items():
+        assert same(attacked(name, spec), honest) is not expected, spec
+
+
+@every
+def test_same_seed_same_numbers(name: str, federation: Any, numbers: Any) -> None:
+    spec = "gaussian:0.1" if registry.get(name).strategy.sends_weights else "label-flip:permute"
+    one, again = (two_rounds(federation, name, spec, workers=n, seed=n)[1] for n in (1, 3))
+    assert numbers(one) == numbers(again)
+
+
+# ---------------------------------------------------------------------- simulations
+
+
+def test_attackers_are_drawn_by_the_seed() -> None:
+    drawn = [draw_attackers(10, 4, seed) for seed in range(50)]
+    assert all(len(each) == 4 and each <= set(range(10)) for each in drawn)
+    assert frozenset().union(*drawn) == set(range(10))
+    assert draw_attackers(10, 4, 0) == draw_attackers(10, 4, 0)
+    assert [len(draw_attackers(3, number, 0)) for number in range(4)] == [0, 1, 2, 3]
+    for wrong in (-1, 4):
+        with pytest.raises(
+            ConfigError, match=f"attackers must be a whole number from 0 to 3, .* got {wrong}"
+        ):
+            draw_attackers(3, wrong, 0)
+
+
+def test_the_same_clients_attack_in_all_methods(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[str, set[int]] = {}
+
+    class Spy(MaliciousClient):
+        def __init__(self, client: NumPyClient, attack: Attack, *, partition: int) -> None:
+            super().__init__(client, attack, partition=partition)
+            seen.setdefault(type(client).__name__, set()).add(partition)
+
+    monkeypatch.setattr(runner, "MaliciousClient", Spy)
+    experiment = Experiment(**SMALL, seed=4, attack="gaussian:0.1", attackers=2)
+    results = [run(registry.get(name), experiment) for name in ("fedavg", "fedproto")]
+    assert seen == dict.fromkeys(("FedAvgClient", "FedProtoClient"), attacker_ids(experiment))
+    assert len(attacker_ids(experiment)) == 2
+    assert attacker_ids(Experiment(**SMALL)) == frozenset()
+    assert results[0].histogram == results[1].histogram == run(
+        registry.get("fedavg"), Experiment(**SMALL, seed=4)
+    ).histogram  # fmt: skip
+    assert (experiment.shared()["attack"], experiment.shared()["attackers"]) == ("gaussian:0.1", 2)
+
+
+def test_a_label_flipper_is_measured_on_honest_labels(monkeypatch: pytest.MonkeyPatch) -> None:
+    experiment = Experiment(**SMALL, attack="label-flip:3", attackers=1)
+    (index,) = attacker_ids(experiment)
+    labels = data.bundle_of(experiment).train.y
+    seen: dict[int, tuple[list[int], list[int]]] = {}
+    method = registry.get("fedavg")
+
+    class Spy(FedAvgClient):
+        def __init__(
+            self, model: Any, train_set: Any, test_set: Any, *, context: Context, **options: Any
+        ) -> None:
+            super().__init__(model, train_set, test_set, context=context, **options)
+            seen[int(context.node_config["partition-id"])] = (train_set.y.tolist(), test_set.y.tolist())
+
+    monkeypatch.setitem(method.__dict__, "client", Spy)
+    run(method, experiment)
+    for client, (train, test) in enumerate(data.client_splits(experiment)):
+        expected = [3] * len(train) if client == index else labels[train].tolist()
+        assert seen[client] == (expected, labels[test].tolist())
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"attack": "nan"}, "attack 'nan' needs attackers from 1, got 0"),
+        ({"attackers": 2}, r"attackers=2 needs an attack, one of label-flip\[:TARGET\], .*; got none"),
+        ({"attack": "nan", "attackers": 4}, "attackers must be at most clients=3, got 4"),
+        ({"attack": "nan", "attackers": -1}, "attackers must be a whole number from 0, got -1"),
+        ({"attack": "nan", "attackers": 1.0}, "attackers must be a whole number from 0, got 1.0"),
+        ({"attack": "none", "attackers": 1}, "unknown attack 'none'; valid: label-flip"),
+        ({"attack": "gaussian:-1", "attackers": 1}, "SIGMA must be a finite number above 0, got '-1'"),
+    ],
+)
+def test_what_is_not_allowed_is_refused_at_construction(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        Experiment(**SMALL, **options)
+
+
+def test_a_target_that_is_no_class_is_refused_before_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "run_inline", lambda *a, **k: pytest.fail("it ran"))
+    experiment, method = Experiment(**SMALL, attack="label-flip:10", attackers=1), registry.get("fedavg")
+    for refuse in (
+        lambda: run(method, experiment),
+        lambda: runner.check(experiment, method.config(), method),
+    ):
+        with pytest.raises(ConfigError, match=r"TARGET must be in 0..9, the classes, got 10"):
+            refuse()
+
+
+def test_the_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = "--backend inline --clients 3 --rounds 2 --limit 150 --device cpu --attackers 1 --out o"
+    argv = ["flwr-kd", "compare", "fedavg", "fedproto", "--seeds", "0", "--attack", "nan", *options.split()]
+    monkeypatch.setattr(sys, "argv", argv)
+    with pytest.raises(SystemExit) as caught:
+        app.main()
+    assert not caught.value.code, capsys.readouterr().err
+    document = json.loads((tmp_path / "o" / "result.json").read_text())
+    assert (document["config"]["attack"], document["config"]["attackers"]) == ("nan", 1)
+    failures = {run["method"]: [r["failures"] for r in run["rounds"]] for run in document["runs"]}
+    assert failures == {"fedavg": [1, 1], "fedproto": [0, 0]}
+    assert "note: nan changes nothing of what fedproto send" in capsys.readouterr().out
+    experiment = Experiment(clients=3, attack="nan", attackers=1)
+    assert document["config"]["attacker_ids"] == {"0": sorted(attacker_ids(experiment))}

@@ -1,0 +1,158 @@
+"""Clients whose process dies in the Ray simulation, and personal models in files with either backend."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import ArrayRecord, Context, Message
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+
+from flwr_kd import registry
+from flwr_kd.experiments import ray_backend, runner
+from flwr_kd.experiments.experiment import Experiment
+from flwr_kd.experiments.runner import run
+from flwr_kd.server.records import KDResult
+from flwr_kd.testing.faults import Fault
+from flwr_kd.transport.inline_grid import InlineGrid
+
+# With personal models: what a client kept before a round decides its numbers.
+METHOD = "fedproto"
+SMALL: dict[str, Any] = {
+    "clients": 4, "rounds": 3, "limit": 200, "workers": 2, "backend": "inline", "device": "cpu"
+}  # fmt: skip
+FAULTS = {
+    0: [Fault("raise", frozenset({1}))],
+    1: [Fault("raise", frozenset({1})), Fault("raise", frozenset({3}))],
+    2: [Fault("raise", frozenset({2}))],
+}
+
+
+def client_app(experiment: Experiment, state_dir: Path | None, **options: Any) -> ClientApp:
+    folder = None if state_dir is None else str(state_dir)
+    build = functools.partial(runner._build_client, METHOD, experiment, folder)
+    return ClientApp(client_fn=build, **options)
+
+
+def server(experiment: Experiment, results: list[KDResult]) -> Callable[[Grid], None]:
+    method = registry.get(METHOD)
+    strategy = method.strategy(method.config(), min_available_nodes=experiment.clients)
+
+    def serve(grid: Grid) -> None:
+        results.append(strategy.start(grid, ArrayRecord(), num_rounds=experiment.rounds, timeout=200))
+
+    return serve
+
+
+def numbers(result: KDResult) -> list[dict[str, Any]]:
+    rounds = [dataclasses.asdict(stats) for stats in result.rounds]
+    for stats in rounds:
+        assert stats.pop("seconds") > 0
+    return rounds
+
+
+def inline_numbers(experiment: Experiment) -> list[dict[str, Any]]:
+    results: list[KDResult] = []
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        server(experiment, results)(
+            InlineGrid(client_app(experiment, None), experiment.clients, faults=FAULTS)
+        )
+    finally:
+        torch.set_num_threads(threads)
+    return numbers(results[0])
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.mark.ray
+def test_a_client_whose_process_dies_costs_its_own_answer_only(tmp_path: Path, flower_log: list[str]) -> None:
+    """In round 1 two die, as many as there are workers, in round 2 one; one dies once and is asked again."""
+    experiment = Experiment(**{**SMALL, "backend": "ray"})
+    calls_file, states = tmp_path / "calls", tmp_path / "states"
+    # In this function, so that it travels to the workers by value: they cannot import this module.
+    faults, raises = FAULTS, "3"
+
+    def mod(message: Message, context: Context, call_next: Any) -> Message:
+        partition, about = int(context.node_config["partition-id"]), message.metadata
+        call = f"{about.message_type} {about.group_id} {partition}"
+        with calls_file.open("a+") as file:
+            file.write(f"{call} {os.getpid()}\n")
+            file.seek(0)
+            first = file.read().count(f"{call} ") == 1
+        if any(fault.applies(message) for fault in faults.get(partition, ())):
+            if about.group_id == raises:
+                raise RuntimeError("injected fault")
+            os._exit(1)
+        if call == "train 2 3" and first:
+            os._exit(1)
+        return call_next(message, context)
+
+    results: list[KDResult] = []
+    app = client_app(experiment, states, mods=[mod])
+    ray_backend.run_ray(app, experiment, server(experiment, results))
+    failed = [line for line in flower_log if " failed: " in line]
+    found = numbers(results[0])
+    assert [(stats["participants"], stats["failures"]) for stats in found] == [(2, 2), (3, 1), (3, 1)]
+    assert [sorted(stats["clients"]) for stats in found] == [[2, 3], [0, 1, 3], [0, 2, 3]]
+    assert found == inline_numbers(experiment)
+
+    lines = [line.rsplit(maxsplit=1) for line in calls_file.read_text().splitlines()]
+    calls = Counter(call for call, _ in lines if call.startswith("train"))
+    # One more where the process died, and none where the client raised.
+    twice = {"train 1 0", "train 1 1", "train 2 2", "train 2 3"}
+    assert calls == {f"train {r} {p}": 1 + (f"train {r} {p}" in twice) for r in (1, 2, 3) for p in range(4)}
+    assert [sum(f"(partition {p})" in line for line in failed) for p in range(4)] == [1, 2, 1, 0]
+    assert all(len(line.splitlines()) == 1 for line in failed)
+    # The personal models went where the node config says, in Ray's workers too.
+    assert {file.name.split("-node-")[1].split("-")[0] for file in states.iterdir()} == set("0123")
+
+    end = time.monotonic() + 30
+    while any(alive(int(pid)) for _, pid in lines) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not any(alive(int(pid)) for _, pid in lines)
+
+
+@pytest.mark.parametrize("backend", ["inline", "ray"])
+def test_large_personal_models_are_kept_in_files(
+    backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What Ray is handed, run without it.
+    monkeypatch.setattr(ray_backend, "run_ray", runner.run_inline)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    method, experiment = registry.get(METHOD), Experiment(**{**SMALL, "backend": backend})
+    seen: list[list[str]] = []
+
+    def look(stats: Any) -> None:
+        seen.append(sorted(file.name.split("-node-")[1] for file in tmp_path.rglob("*.safetensors")))
+
+    small = run(method, experiment, on_round=look)
+    assert seen == [[], [], []]
+    monkeypatch.setattr(runner, "_LARGE_STATE", 0)
+    large = run(method, experiment, on_round=look)
+    # Of each client, the last two rounds.
+    kept = [
+        [f"{p}-round-{r}.safetensors" for p in range(4) for r in rounds] for rounds in ([1], [1, 2], [2, 3])
+    ]
+    assert seen[3:] == kept
+    assert list(tmp_path.iterdir()) == []
+    assert [dataclasses.replace(each, seconds=0.0) for each in large.rounds] == [
+        dataclasses.replace(each, seconds=0.0) for each in small.rounds
+    ]

@@ -1,0 +1,317 @@
+"""Whole experiments: Ray and the in-process grid give the same numbers, and every method runs as it comes."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ArrayRecord
+
+from flwr_kd import registry
+from flwr_kd.checks import ConfigError
+from flwr_kd.data import DataError, load
+from flwr_kd.experiments import data, runner
+from flwr_kd.experiments.data import client_splits
+from flwr_kd.experiments.evaluation import evaluator
+from flwr_kd.experiments.experiment import Experiment
+from flwr_kd.experiments.runner import SimulationError, run
+from flwr_kd.models import build_model
+from flwr_kd.results.schema import RunResult
+from flwr_kd.server.records import RoundStats
+from flwr_kd.server.strategy import KDStrategy
+
+SMALL: dict[str, Any] = {
+    "clients": 3, "rounds": 2, "limit": 150, "workers": 2, "backend": "inline", "device": "cpu"
+}  # fmt: skip
+
+
+def untimed(result: RunResult) -> list[dict[str, Any]]:
+    rounds = [dataclasses.asdict(each) for each in result.rounds]
+    for each in rounds:
+        assert each.pop("seconds") > 0
+    return rounds
+
+
+@pytest.fixture(scope="module")
+def ray_runs() -> tuple[RunResult, RunResult]:
+    """Two runs, one after the other in this process, with different numbers of workers."""
+    ours = {"OMP_NUM_THREADS": "3", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "7"}
+    method = registry.get("fedhkd")
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in ours.items():
+            patch.setenv(name, value)
+        first, second = (
+            run(method, Experiment(**{**SMALL, "backend": "ray", "workers": workers})) for workers in (2, 1)
+        )
+        assert {name: os.environ[name] for name in ours} == ours
+    return first, second
+
+
+@pytest.mark.ray
+def test_ray_and_the_inline_grid_agree_to_the_last_bit(ray_runs: tuple[RunResult, RunResult]) -> None:
+    inline = run(registry.get("fedhkd"), Experiment(**SMALL))
+    assert untimed(ray_runs[0]) == untimed(inline)
+    assert ray_runs[0].histogram == inline.histogram
+    assert ray_runs[0].hyperparameters == inline.hyperparameters
+    assert all(each.participants == 3 for each in ray_runs[0].rounds)
+
+
+@pytest.mark.ray
+def test_a_second_run_in_the_process_gives_the_same_numbers_with_other_workers(
+    ray_runs: tuple[RunResult, RunResult],
+) -> None:
+    first, second = ray_runs
+    assert untimed(first) == untimed(second)
+
+
+@pytest.mark.ray
+def test_ray_is_gone_after_the_run(ray_runs: tuple[RunResult, RunResult]) -> None:
+    import ray
+
+    assert not ray.is_initialized()
+
+
+@pytest.mark.parametrize("name", registry.methods())
+def test_every_method_runs_with_no_further_option(name: str) -> None:
+    method, seen = registry.get(name), list[RoundStats]()
+    result = run(method, Experiment(**SMALL), on_round=seen.append)
+    assert (result.method, result.seed) == (name, 0)
+    assert [each.round for each in result.rounds] == [s.server_round for s in seen] == [1, 2]
+    for each in result.rounds:
+        assert (each.participants, each.failures) == (3, 0)
+        assert each.local_accuracy is not None
+        assert 0 < each.local_accuracy <= 1
+        assert (each.global_accuracy is not None) == method.global_model
+        assert each.bytes_up > 0
+    assert result.hyperparameters == method.config().to_wire()
+    # Every training sample is at one client, and the histogram shows the test rows to no one.
+    assert len(result.histogram) == 3
+    splits = client_splits(Experiment(**SMALL))
+    assert [sum(row) for row in result.histogram] == [len(train) for train, _ in splits]
+
+
+def test_another_seed_gives_other_numbers_and_the_same_seed_the_same() -> None:
+    method = registry.get("fedavg")
+    one, again, other = (run(method, Experiment(**{**SMALL, "seed": seed})) for seed in (1, 1, 2))
+    assert untimed(one) == untimed(again)
+    assert untimed(one) != untimed(other)
+    assert one.histogram != other.histogram
+
+
+def test_the_number_of_workers_and_threads_changes_nothing() -> None:
+    method, threads = registry.get("fedhkd"), torch.get_num_threads()
+    one, three = (run(method, Experiment(**{**SMALL, "workers": workers})) for workers in (1, 3))
+    assert untimed(one) == untimed(three)
+    assert torch.get_num_threads() == threads
+
+
+def test_methods_share_partitions_and_initial_weights() -> None:
+    experiment = Experiment(**SMALL)
+    first, again = experiment.build_model(0).state_dict(), experiment.build_model(2).state_dict()
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    other = Experiment(**{**SMALL, "seed": 1}).build_model().state_dict()
+    assert not all(torch.equal(first[name], other[name]) for name in first)
+    histograms = {name: run(registry.get(name), experiment).histogram for name in ("fedavg", "fedproto")}
+    assert histograms["fedavg"] == histograms["fedproto"]
+
+
+def test_splits_are_disjoint_and_of_training_rows() -> None:
+    splits = client_splits(Experiment(**SMALL))
+    rows = [int(row) for pair in splits for part in pair for row in part]
+    assert len(rows) == len(set(rows)) <= len(load("digits", seed=0, limit=150).train)
+
+
+def test_models_are_given_out_in_turn_where_the_method_allows() -> None:
+    experiment = Experiment(**{**SMALL, "model": "mlp,lenet", "feature_dim": 16})
+    kinds = [sorted(experiment.build_model(index).state_dict()) for index in range(3)]
+    assert kinds[0] == kinds[2] != kinds[1]
+    result = run(registry.get("fedproto"), experiment)
+    assert [each.failures for each in result.rounds] == [0, 0]
+    with pytest.raises(ConfigError, match="fedavg needs one model for all clients, got --model mlp,lenet"):
+        run(registry.get("fedavg"), experiment)
+
+
+def test_a_method_brings_its_own_models_and_measures() -> None:
+    method = registry.get("fedgkt")
+    own = Experiment(**SMALL).of(method)
+    assert own.models == ["resnet2", "resnet4", "resnet6", "resnet10", "resnet12"]
+    assert Experiment(**{**SMALL, "model": "mlp"}).of(method).models == ["mlp"]
+    assert Experiment(**SMALL).of(registry.get("fedavg")).models == Experiment(**SMALL).models == ["mlp"]
+    measured = run(method, Experiment(**SMALL))
+    assert measured.rounds[-1].server_accuracy is not None
+    silent = run(method, Experiment(**SMALL), method.config(["send-test-features=false"]))
+    assert silent.rounds[-1].server_accuracy is None
+    assert silent.rounds[-1].bytes_up < measured.rounds[-1].bytes_up
+
+
+def test_each_clients_numbers_are_kept() -> None:
+    result = run(registry.get("fedproto"), Experiment(**SMALL))
+    for each in result.rounds:
+        assert sorted(each.clients) == ["0", "1", "2"]
+        for name in ("local_accuracy", "local_top5"):
+            values = [client[name] for client in each.clients.values()]
+            assert getattr(each, name) == pytest.approx(sum(v for v in values if v is not None) / 3)
+        assert each.local_top5 is not None
+        assert each.local_accuracy is not None
+        assert each.local_accuracy <= each.local_top5
+
+
+def test_images_can_be_padded_and_augmented() -> None:
+    method, options = registry.get("fedavg"), {**SMALL, "model": "cnn", "rounds": 1}
+    plain, larger, moved = (
+        run(method, Experiment(**options, **more)).rounds[0]
+        for more in ({}, {"image_size": 12}, {"augment": "crop"})
+    )
+    assert larger.bytes_up > plain.bytes_up
+    assert moved.bytes_up == plain.bytes_up
+    assert moved.train_loss != plain.train_loss
+
+
+def test_a_long_tail_is_cut_before_the_data_is_divided() -> None:
+    options = {**SMALL, "limit": None, "rounds": 1}
+    plain, tail = Experiment(**options), Experiment(**options, imbalance=20, partition="inner-dirichlet:0.5")
+    whole, cut = data.bundle_of(plain), data.bundle_of(tail)
+    assert torch.equal(whole.test.x, cut.test.x)
+    assert torch.equal(whole.test.y, cut.test.y)
+    assert torch.equal(data.public_of(plain).x, data.public_of(tail).x)
+    # 5 x 20 ** (1 - c / 9) of class c.
+    profile = [100, 72, 51, 37, 26, 19, 14, 10, 7, 5]
+    assert torch.bincount(cut.train.y).tolist() == profile
+    splits = client_splits(tail)
+    rows = np.concatenate([part for pair in splits for part in pair])
+    assert sorted(rows.tolist()) == list(range(sum(profile)))
+    result = run(registry.get("fedavg"), tail)
+    held_out = torch.bincount(cut.train.y[np.concatenate([test for _, test in splits])], minlength=10)
+    sums = [sum(column) for column in zip(*result.histogram, strict=True)]
+    assert [a + b for a, b in zip(sums, held_out.tolist(), strict=True)] == profile
+    # After the limit, and of what it left.
+    limited = data.bundle_of(Experiment(**{**SMALL, "imbalance": 2}))
+    assert torch.bincount(limited.train.y).tolist() == [14, 13, 12, 11, 10, 10, 9, 8, 8, 7]
+    assert tail.shared()["imbalance"] == 20
+
+
+def test_hyper_parameters_that_do_not_go_with_the_classes_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(runner, "run_inline", lambda *a, **k: pytest.fail("it ran"))
+    method = registry.get("feddkc-kkr")
+    with pytest.raises(ConfigError, match=r"target-peak must be in \(1/C, 1\) = \(0\.1, 1\) for C = 10"):
+        run(method, Experiment(**SMALL), method.config(["target-peak=0.05"]))
+
+
+def test_a_failing_server_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: KDStrategy, *args: Any) -> None:
+        raise ArithmeticError("the matrix is singular")
+
+    method = registry.get("fedavg")
+    monkeypatch.setattr(method.strategy, "aggregate_phase", fail)
+    with pytest.raises(SimulationError, match="fedavg: the server failed: the matrix is singular") as caught:
+        run(method, Experiment(**SMALL))
+    assert isinstance(caught.value.__cause__, ArithmeticError)
+
+
+def test_resume_goes_on_where_the_run_was_cut_off(tmp_path: Any) -> None:
+    method = registry.get("fedhkd")
+    whole = run(method, Experiment(**{**SMALL, "rounds": 3}))
+    run(method, Experiment(**SMALL), checkpoint_dir=tmp_path)
+    rest = run(method, Experiment(**{**SMALL, "rounds": 3}), checkpoint_dir=tmp_path, resume=True)
+    assert untimed(rest) == untimed(whole)[2:]
+
+
+def test_a_fraction_of_the_clients() -> None:
+    result = run(registry.get("fedavg"), Experiment(**{**SMALL, "fraction_train": 0.34}))
+    assert [each.participants for each in result.rounds] == [1, 1]
+
+
+def test_global_accuracy_is_that_of_the_model_on_the_common_test_set() -> None:
+    bundle = load("digits", seed=0, limit=150)
+    model = build_model("resnet8", input_shape=bundle.input_shape, num_classes=10, seed=0)
+
+    def build() -> torch.nn.Module:
+        return build_model("resnet8", input_shape=bundle.input_shape, num_classes=10, seed=1)
+
+    evaluate = evaluator(build, bundle, batch_size=100)
+    arrays = ArrayRecord(model.state_dict())
+    metrics, again = evaluate(1, arrays), evaluate(2, arrays)
+    model.eval()
+    with torch.no_grad():
+        logits = model(bundle.test.x)
+    assert metrics is not None
+    assert metrics == again
+    assert metrics["accuracy"] == pytest.approx(float((logits.argmax(1) == bundle.test.y).float().mean()))
+    expected = float(torch.nn.functional.cross_entropy(logits, bundle.test.y))
+    assert metrics["loss"] == pytest.approx(expected, rel=1e-4)
+    # As many batches at a time as there are workers: the same to the last bit.
+    for threads in (2, 3):
+        assert evaluator(build, bundle, batch_size=20, threads=threads)(1, arrays) == evaluator(
+            build, bundle, batch_size=20
+        )(1, arrays)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"clients": 0}, "clients must be a whole number from 1, got 0"),
+        ({"rounds": 1.5}, "rounds must be a whole number from 1, got 1.5"),
+        ({"seed": -1}, "seed must be a whole number from 0, got -1"),
+        ({"workers": True}, "workers must be a whole number from 1, got True"),
+        ({"backend": "dask"}, "unknown backend 'dask'; valid: ray, inline"),
+        ({"model": "mlp,lenett"}, r"unknown model 'lenett' \(did you mean 'lenet'\?\); valid: .*resnet8"),
+        ({"fraction_train": 0.0}, r"fraction-train must be in \(0, 1\], got 0.0"),
+        ({"imbalance": 0.5}, "imbalance must be a finite number from 1, got 0.5"),
+        ({"imbalance": float("nan")}, "imbalance must be a finite number from 1, got nan"),
+        ({"imbalance": True}, "imbalance must be a finite number from 1, got True"),
+        ({"feature_dim": 0}, "feature-dim must be a whole number from 1, got 0"),
+        ({"device": "tpu"}, "device must be auto, cpu"),
+    ],
+)
+def test_what_is_not_allowed_is_refused_at_construction(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        Experiment(**{**SMALL, **options})
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"dataset": "digit"}, "digits"),
+        ({"partition": "dirichlet"}, "dirichlet"),
+        ({"partition": "pathological:99"}, "99"),
+        ({"clients": 5000}, "5000"),
+        ({"imbalance": 50}, "imbalance factor 50 needs at least 50 samples of class 0 for one of class 9"),
+    ],
+)
+def test_data_and_partitions_are_refused_before_anything_runs(
+    options: dict[str, Any], text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "run_inline", lambda *a, **k: pytest.fail("it ran"))
+    with pytest.raises(DataError, match=text):
+        run(registry.get("fedavg"), Experiment(**{**SMALL, **options}))
+
+
+def test_a_model_that_does_not_take_the_data_is_refused(tmp_path: Any) -> None:
+    table = tmp_path / "t.csv"
+    table.write_text("\n".join(f"{i % 7},{i % 3},{'ab'[i % 2]}" for i in range(60)))
+    with pytest.raises(ConfigError, match="model lenet does not fit csv:"):
+        run(registry.get("fedavg"), Experiment(**{**SMALL, "dataset": f"csv:{table}", "model": "lenet"}))
+    with pytest.raises(DataError, match=r"augment=crop is for images, csv:.* has \[2\]"):
+        run(registry.get("fedavg"), Experiment(**{**SMALL, "dataset": f"csv:{table}", "augment": "crop"}))
+
+
+def test_a_validation_part_takes_the_place_of_the_test_set() -> None:
+    plain = Experiment(seed=3)
+    held = dataclasses.replace(plain, validation=True, imbalance=10.0)
+    full, cut = data.bundle_of(plain), data.bundle_of(held)
+    train, validation = ({tuple(x.flatten().tolist()) for x in part.x} for part in (cut.train, cut.test))
+    everything = {tuple(x.flatten().tolist()) for x in full.train.x}
+    assert validation < everything
+    assert train < everything
+    assert not train & validation
+    assert len(cut.test) == pytest.approx(len(full.train) / 5, abs=1)
+    # The long tail is the clients' alone.
+    share = torch.bincount(cut.test.y) / len(cut.test)
+    assert share.min() > 0.08
+    assert torch.bincount(cut.train.y).max() == 10 * torch.bincount(cut.train.y).min()

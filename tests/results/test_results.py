@@ -1,0 +1,523 @@
+"""The JSON of a run: exact round trip, nothing invented, nothing overwritten."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import stat
+import subprocess
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+from flwr_kd.results import files, provenance, schema, table
+from flwr_kd.results.schema import Comparison, ResultError, ResultExistsError, RoundResult, RunResult
+
+
+def a_round(number: int = 1, **changes) -> RoundResult:
+    values = {
+        "round": number,
+        "local_accuracy": 0.5,
+        "global_accuracy": None,
+        "train_loss": 1.25,
+        "bytes_up": 1_000_000,
+        "bytes_down": 3_000_000,
+        "seconds": 2.0,
+        "participants": 4,
+        "failures": 1,
+    }
+    return RoundResult(**(values | changes))
+
+
+def a_run(method: str = "fedavg", seed: int = 0, *, rounds=None) -> RunResult:
+    return RunResult(method, seed, rounds or (a_round(),), {"lr": 0.1}, [[1, 2], [3, 4]])
+
+
+def a_comparison(*runs: RunResult) -> Comparison:
+    return Comparison(
+        {"dataset": "digits", "clients": 2}, {"flwr": "1"}, "flwr-kd compare", runs or (a_run(),)
+    )
+
+
+def rendered(comparison: Comparison, width: int = 80) -> str:
+    console = Console(width=width)
+    with console.capture() as capture:
+        console.print(table.table(comparison))
+    return capture.get()
+
+
+accuracies = st.none() | st.floats(0, 1)
+finite = st.floats(allow_nan=False, allow_infinity=False)
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | finite | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=6,
+)
+mappings = st.dictionaries(st.text(max_size=8), json_values, max_size=3)
+whole = st.integers(0, 2**60)
+
+
+@st.composite
+def runs_of(draw, method: str, seed: int) -> RunResult:
+    numbers = sorted(draw(st.sets(st.integers(1, 50), max_size=4)))
+    rounds = [
+        RoundResult(
+            number,
+            draw(accuracies),
+            draw(accuracies),
+            draw(st.none() | finite),
+            draw(whole),
+            draw(whole),
+            draw(st.floats(0, 1e6)),
+            draw(whole),
+            draw(whole),
+        )
+        for number in numbers
+    ]
+    width = draw(st.integers(0, 3))
+    histogram = draw(st.lists(st.lists(whole, min_size=width, max_size=width), max_size=3))
+    return RunResult(method, seed, tuple(rounds), draw(mappings), histogram)
+
+
+@st.composite
+def comparisons(draw) -> Comparison:
+    keys = draw(st.lists(st.tuples(st.text(min_size=1, max_size=5), whole), max_size=3, unique=True))
+    return Comparison(
+        draw(mappings),
+        draw(st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=3)),
+        draw(st.text()),
+        tuple(draw(runs_of(method, seed)) for method, seed in keys),
+    )
+
+
+@settings(max_examples=30, deadline=None)
+@given(comparisons())
+def test_json_round_trip_is_exact(comparison):
+    text = comparison.to_json()
+    assert Comparison.from_json(text) == comparison
+    assert Comparison.from_json(text.encode()).to_json() == text
+
+
+@given(st.text())
+def test_compact_rows_change_no_text(text):
+    tricky = f"[\n  1,\n  2\n] {text}"
+    comparison = Comparison({tricky: [tricky, [1, -2.5e-7]]}, {}, tricky, ())
+    assert Comparison.from_json(comparison.to_json()).config == {tricky: [tricky, [1, -2.5e-7]]}
+
+
+def test_the_file_says_what_a_reader_needs():
+    comparison = a_comparison(a_run(seed=3))
+    document = json.loads(comparison.to_json())
+    assert document["schema_version"] == 1
+    assert document["command"] == "flwr-kd compare"
+    run = document["runs"][0]
+    assert (run["method"], run["seed"], run["hyperparameters"]) == ("fedavg", 3, {"lr": 0.1})
+    assert run["histogram"] == [[1, 2], [3, 4]]
+    assert "[1, 2]" in comparison.to_json()
+    assert run["rounds"][0] == {
+        "round": 1,
+        "local_accuracy": 0.5,
+        "global_accuracy": None,
+        "train_loss": 1.25,
+        "bytes_up": 1_000_000,
+        "bytes_down": 3_000_000,
+        "seconds": 2.0,
+        "participants": 4,
+        "failures": 1,
+        "local_top5": None,
+        "server_accuracy": None,
+        "clients": {},
+    }
+    assert document["summary"] == comparison.summary()
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, np.float32("nan")])
+def test_what_is_not_finite_becomes_null(value):
+    run = RunResult("m", 0, (a_round(local_accuracy=value, train_loss=value),), {"weights": [1.0, value]}, [])
+    text = Comparison({"x": value}, {}, "", (run,)).to_json()
+
+    def refuse(name):
+        raise AssertionError(name)
+
+    document = json.loads(text, parse_constant=refuse)
+    assert document["config"] == {"x": None}
+    assert document["runs"][0]["hyperparameters"] == {"weights": [1.0, None]}
+    assert document["runs"][0]["rounds"][0]["local_accuracy"] is None
+    assert document["runs"][0]["rounds"][0]["train_loss"] is None
+
+
+def test_numpy_values_paths_and_tuples_are_written_as_plain_json():
+    values = {
+        "a": np.int64(3),
+        "b": np.array([[1, 2]]),
+        "c": (1, 2),
+        "d": Path("x") / "y",
+        "e": np.bool_(True),
+    }
+    run = RunResult("m", 0, (a_round(np.int64(1), bytes_up=np.int32(7)),), values, np.array([[1, 2]]))
+    assert run.hyperparameters == {"a": 3, "b": [[1, 2]], "c": [1, 2], "d": str(Path("x/y")), "e": True}
+    assert run.histogram == [[1, 2]]
+    comparison = a_comparison(run)
+    assert Comparison.from_json(comparison.to_json()) == comparison
+
+
+def test_a_result_does_not_change_with_the_caller_s_mapping():
+    config = {"clients": [1]}
+    comparison = Comparison(config, {}, "", ())
+    config["clients"].append(2)
+    assert comparison.config == {"clients": [1]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"round": 0}, "round must be a whole number >= 1, got 0"),
+        ({"local_accuracy": 51.0}, r"local_accuracy must be None or in \[0, 1\], got 51.0"),
+        ({"global_accuracy": -0.1}, "global_accuracy must be None or in"),
+        ({"global_accuracy": "0.5"}, "global_accuracy must be a number or None"),
+        ({"train_loss": 10**400}, "train_loss is a whole number too large"),
+        ({"bytes_up": -1}, "bytes_up must be a whole number >= 0, got -1"),
+        ({"bytes_down": 1.5}, "bytes_down must be a whole number"),
+        ({"seconds": math.nan}, "seconds must be finite and >= 0, got nan"),
+        ({"seconds": -1.0}, "seconds must be finite and >= 0"),
+        ({"participants": True}, "participants must be a whole number"),
+        ({"failures": None}, "failures must be a whole number"),
+    ],
+)
+def test_a_round_is_checked(changes, message):
+    with pytest.raises(ResultError, match=message):
+        a_round(**changes)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: RunResult("", 0, ()), "method must be a text"),
+        (lambda: RunResult("m", -1, ()), "seed must be a whole number >= 0, got -1"),
+        (lambda: RunResult("m", 0, (a_round(2), a_round(2))), r"increasing order, got \[2, 2\]"),
+        (lambda: RunResult("m", 0, (), {"f": object()}), r"hyperparameters\['f'\] is a object"),
+        (lambda: RunResult("m", 0, (), {1: 2}), "has the key 1; keys must be text"),
+        (lambda: RunResult("m", 0, (), {}, [1, 2]), "histogram must be a list of lists"),
+        (lambda: RunResult("m", 0, (), {}, [[1], [1, 2]]), r"one width, got \[1, 2\]"),
+        (lambda: RunResult("m", 0, (), {}, [[-1]]), "histogram must be a whole number >= 0"),
+        (lambda: a_comparison(a_run(), a_run()), "fedavg with seed 0 twice"),
+        (lambda: Comparison([], {}, "", ()), "config must be a mapping, got list"),
+        (lambda: Comparison({}, {"flwr": 1}, "", ()), r"versions\['flwr'\] must be a text"),
+        (lambda: Comparison({}, {}, None, ()), "command must be a text"),
+    ],
+)
+def test_runs_and_comparisons_are_checked(build, message):
+    with pytest.raises(ResultError, match=message):
+        build()
+
+
+def edited(edit) -> str:
+    document = json.loads(a_comparison().to_json())
+    edit(document)
+    return json.dumps(document)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "not JSON"),
+        (b"\xff\xfe\x00", "not JSON"),
+        ("[" * 100_000, "not JSON"),
+        ("[]", "must be an object, got list"),
+        ("{}", "schema_version must be 1, got None"),
+        (edited(lambda d: d.update(schema_version=2)), "schema_version must be 1, got 2"),
+        (edited(lambda d: d.update(schema_version=True)), "schema_version must be 1, got True"),
+        (edited(lambda d: d.pop("config")), r"result: fields missing \['config'\]"),
+        (edited(lambda d: d.update(runs={})), "runs must be a list, got dict"),
+        (edited(lambda d: d["runs"].append(1)), r"runs\[1\] must be an object, got int"),
+        (edited(lambda d: d["runs"].append(d["runs"][0])), "fedavg with seed 0 twice"),
+        (edited(lambda d: d["runs"][0].update(seed="0")), r"runs\[0\]: seed must be"),
+        (edited(lambda d: d["runs"][0]["rounds"][0].update(accuracy=1)), r"not expected \['accuracy'\]"),
+        (
+            edited(lambda d: d["runs"][0]["rounds"][0].pop("seconds")),
+            r"rounds\[0\]: fields missing \['seconds'\]",
+        ),
+        (edited(lambda d: d["runs"][0]["rounds"][0].update(bytes_up=None)), r"rounds\[0\]: bytes_up must be"),
+        (edited(lambda d: d["config"].update(x=math.nan)), "NaN is not allowed"),
+    ],
+)
+def test_a_file_that_is_not_a_result_is_refused(text, message):
+    with pytest.raises(ResultError, match=message):
+        Comparison.from_json(text)
+
+
+def test_last_is_the_last_round_not_the_best():
+    accuracies = [0.9, 0.1, 0.2, 0.3, 0.4, 0.5]
+    rounds = tuple(
+        a_round(number, local_accuracy=value, bytes_up=number, seconds=seconds)
+        for number, (value, seconds) in enumerate(zip(accuracies, [99, 1, 2, 3, 4, 5], strict=True), start=1)
+    )
+    last = a_run(rounds=rounds).last
+    assert last["local_accuracy"] == 0.5
+    assert last["local_accuracy_last5"] == pytest.approx(0.3)
+    assert last["bytes_up"] == 3.5
+    assert last["seconds"] == 3.5
+    assert last["global_accuracy"] is last["global_accuracy_last5"] is None
+
+
+def test_last_keeps_a_missing_last_round_missing():
+    rounds = (a_round(1, global_accuracy=0.2), a_round(2, global_accuracy=0.4), a_round(3))
+    last = a_run(rounds=rounds).last
+    assert last["global_accuracy"] is None
+    assert last["global_accuracy_last5"] == pytest.approx(0.3)
+
+
+def test_a_run_without_rounds_has_no_numbers():
+    run = RunResult("m", 0, ())
+    assert set(run.last.values()) == {None}
+    assert rendered(a_comparison(run)).count("–") >= 5
+
+
+def test_summary_over_seeds():
+    values = [0.2, 0.4, 0.9]
+    runs = [
+        a_run(seed=seed, rounds=(a_round(local_accuracy=value, global_accuracy=None if seed else 0.7),))
+        for seed, value in enumerate(values)
+    ]
+    first, second = a_comparison(*runs, a_run("fedhkd")).summary()
+    assert first["method"] == "fedavg"
+    assert first["seeds"] == [0, 1, 2]
+    assert first["local_accuracy"] == {
+        "mean": pytest.approx(np.mean(values)),
+        "std": pytest.approx(np.std(values, ddof=1)),
+        "n": 3,
+    }
+    assert first["global_accuracy"] == {"mean": 0.7, "std": None, "n": 1}
+    assert second["local_accuracy"] == {"mean": 0.5, "std": None, "n": 1}
+    assert second["global_accuracy"] == {"mean": None, "std": None, "n": 0}
+
+
+def test_versions_are_those_installed(monkeypatch):
+    found = provenance.versions()
+    assert found["flwr"] == metadata.version("flwr")
+    assert {"flwr-kd", "torch", "numpy", "python", "machine", "processor", "cores"} <= set(found)
+    real = metadata.version
+
+    def without_ray(name):
+        if name == "ray":
+            raise metadata.PackageNotFoundError(name)
+        return real(name)
+
+    monkeypatch.setattr(metadata, "version", without_ray)
+    assert "ray" not in provenance.versions()
+
+
+def test_the_commit_is_that_of_the_checkout(tmp_path):
+    def git(*words):
+        done = subprocess.run(
+            ["git", "-c", "user.name=a", "-c", "user.email=a@b", *words],
+            cwd=tmp_path,
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        return done.stdout.strip()
+
+    assert provenance._commit(tmp_path) is None
+    (tmp_path / "flwr_kd").mkdir()
+    code = tmp_path / "flwr_kd" / "a.py"
+    code.write_text("1")
+    git("init", "-q")
+    assert provenance._commit(tmp_path) is None
+    git("add", ".")
+    git("commit", "-q", "-m", "a")
+    head = git("rev-parse", "HEAD")
+    assert provenance._commit(tmp_path) == head[:12]
+    (tmp_path / "README.md").write_text("text is not code")
+    assert provenance._commit(tmp_path) == head[:12]
+    code.write_text("2")
+    assert provenance._commit(tmp_path) == head[:12] + "+changes"
+
+
+def test_save_and_load(tmp_path):
+    directory = tmp_path / "a" / "b"
+    comparison = a_comparison()
+    file = files.save(comparison, directory)
+    assert file == directory / "result.json"
+    assert files.load(directory) == files.load(file) == comparison
+    assert os.listdir(directory) == ["result.json"]
+    other = tmp_path / "other"
+    other.touch()
+    assert stat.S_IMODE(file.stat().st_mode) == stat.S_IMODE(other.stat().st_mode)
+
+
+def test_a_result_is_not_overwritten_unless_forced(tmp_path):
+    files.check_free(tmp_path, force=False)
+    file = files.save(a_comparison(), tmp_path)
+    other = a_comparison(a_run("fedhkd"))
+    with pytest.raises(ResultExistsError, match=r"result\.json' exists"):
+        files.check_free(tmp_path, force=False)
+    with pytest.raises(FileExistsError):
+        files.save(other, tmp_path)
+    assert files.load(file) == a_comparison()
+    files.check_free(tmp_path, force=True)
+    files.save(other, tmp_path, force=True)
+    assert files.load(file) == other
+
+
+def test_a_dangling_link_counts_as_a_result(tmp_path):
+    (tmp_path / "result.json").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ResultExistsError):
+        files.check_free(tmp_path, force=False)
+
+
+def test_check_free_sees_what_cannot_become_a_directory(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ResultError, match="is not a directory"):
+        files.check_free(tmp_path / "file" / "deeper", force=True)
+    (tmp_path / "dir" / "result.json").mkdir(parents=True)
+    with pytest.raises(ResultError, match="is itself a directory"):
+        files.check_free(tmp_path / "dir", force=True)
+    files.check_free(tmp_path / "new" / "deeper", force=False)
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_failed_write_leaves_the_old_result(tmp_path, monkeypatch):
+    files.save(a_comparison(), tmp_path)
+
+    def fail(*_):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="disk full"):
+        files.save(a_comparison(a_run("fedhkd")), tmp_path, force=True)
+    assert files.load(tmp_path) == a_comparison()
+    assert os.listdir(tmp_path) == ["result.json"]
+
+
+def test_load_names_the_file(tmp_path):
+    file = tmp_path / "result.json"
+    file.write_text("{}")
+    with pytest.raises(ResultError, match=r"result\.json: schema_version must be 1"):
+        files.load(tmp_path)
+
+
+def test_table():
+    runs = [
+        a_run(seed=seed, rounds=(a_round(local_accuracy=value, global_accuracy=value / 2, seconds=12.34),))
+        for seed, value in enumerate([0.4, 0.6])
+    ]
+    text = rendered(a_comparison(*runs, *(a_run("ktpfl[x]", seed) for seed in (0, 1))))
+    assert "MB = 10^6 bytes" in text
+    assert "over 2 seeds" in text
+    row = next(line for line in text.splitlines() if "fedavg" in line)
+    assert row.split() == ["fedavg", "50.00", "±", "14.14", "25.00", "±", "7.07", "1.00", "3.00", "12.3"]
+    row = next(line for line in text.splitlines() if "ktpfl[x]" in line)
+    assert row.split() == ["ktpfl[x]", "50.00", "±", "0.00", "–", "1.00", "3.00", "2.00"]
+
+
+def test_a_server_s_own_model_has_a_column_where_there_is_one():
+    assert "server" not in rendered(a_comparison(a_run()))
+    rounds = (a_round(local_accuracy=0.5, global_accuracy=None, server_accuracy=0.25),)
+    run = a_run("fedgkt", rounds=rounds)
+    text = rendered(a_comparison(a_run(rounds=(a_round(global_accuracy=0.5),)), run))
+    assert "server" in text
+    row = next(line for line in text.splitlines() if "fedgkt" in line)
+    assert row.split() == ["fedgkt", "50.00", "–", "25.00", "1.00", "3.00", "2.00"]
+    row = next(line for line in rendered(a_comparison(run)).splitlines() if "fedgkt" in line)
+    assert row.split() == ["fedgkt", "50.00", "25.00", "1.00", "3.00", "2.00"]
+
+
+def test_a_result_without_the_newer_fields_can_be_read():
+    document = json.loads(a_comparison(a_run()).to_json())
+    for name in ("local_top5", "server_accuracy", "clients"):
+        del document["runs"][0]["rounds"][0][name]
+    (found,) = Comparison.from_json(json.dumps(document)).runs
+    assert (found.rounds[0].local_top5, found.rounds[0].clients) == (None, {})
+
+
+def test_clients_numbers_are_checked_and_kept():
+    kept = a_round(clients={"0": {"local_accuracy": 0.5, "local_top5": float("nan")}, "1": {}})
+    assert kept.clients == {
+        "0": {"local_accuracy": 0.5, "local_top5": None},
+        "1": {"local_accuracy": None, "local_top5": None},
+    }
+    with pytest.raises(ResultError, match=r"clients\['0'\] must have local_accuracy and local_top5"):
+        a_round(clients={"0": {"accuracy": 0.5}})
+    with pytest.raises(ResultError, match=r"local_top5 must be None or in \[0, 1\], got 5"):
+        a_round(clients={"0": {"local_top5": 5}})
+
+
+def test_table_says_how_many_seeds_have_a_value():
+    missing = a_run(seed=1, rounds=(a_round(local_accuracy=None),))
+    assert "1 of 2 seeds" in rendered(a_comparison(a_run(), missing))
+    one = rendered(a_comparison(a_run()))
+    assert "±" not in one
+    assert "over 1 seed;" in one
+
+
+def test_table_fits_80_columns():
+    rounds = (
+        a_round(local_accuracy=0.1, global_accuracy=1.0, bytes_up=10**9, bytes_down=10**9, seconds=1e3),
+    )
+    other = (a_round(local_accuracy=1.0, global_accuracy=0.1, bytes_up=10**9, bytes_down=10**9, seconds=1e3),)
+    text = rendered(
+        a_comparison(a_run("feddkc-long", 0, rounds=rounds), a_run("feddkc-long", 1, rounds=other))
+    )
+    assert "…" not in text
+    assert all(len(line) <= 80 for line in text.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("bytes_up", "shown"),
+    [
+        (0, "0"),
+        (1, "0.000001"),
+        (31_234, "0.0312"),
+        (312_000, "0.312"),
+        (45_678_901, "45.7"),
+        (10**9, "1000"),
+    ],
+)
+def test_megabytes_keep_three_digits(bytes_up, shown):
+    row = next(
+        line
+        for line in rendered(a_comparison(a_run(rounds=(a_round(bytes_up=bytes_up),)))).splitlines()
+        if "fedavg" in line
+    )
+    assert row.split()[3] == shown
+
+
+def test_the_fields_are_the_schema():
+    """A field that is renamed changes the file: that needs a new schema version. An added one needs a default."""
+    assert [field.name for field in dataclasses.fields(RoundResult)] == [
+        "round",
+        "local_accuracy",
+        "global_accuracy",
+        "train_loss",
+        "bytes_up",
+        "bytes_down",
+        "seconds",
+        "participants",
+        "failures",
+        "local_top5",
+        "server_accuracy",
+        "clients",
+    ]
+    assert schema.SCHEMA_VERSION == 1
+
+
+def test_one_run_of_each_method():
+    def run(method, seed):
+        return RunResult(method, seed, ())
+
+    found = Comparison({}, {}, "", (run("b", 2), run("a", 1), run("b", 1), run("c", 3)))
+    assert {name: each.seed for name, each in found.one_each().items()} == {"b": 2, "a": 1, "c": 3}
+    assert list(found.one_each()) == ["b", "a", "c"]
+    assert {name: each.seed for name, each in found.one_each(1).items()} == {"b": 1, "a": 1}
+    with pytest.raises(ResultError, match="seed must be one of 1, 2, 3, got 0"):
+        found.one_each(0)
+    with pytest.raises(ResultError, match="runs is empty"):
+        Comparison({}, {}, "", ()).one_each()
