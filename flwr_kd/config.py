@@ -12,10 +12,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self, cast, get_type_hints
 
+from typing_extensions import TypeVar
+
 from flwr_kd.checks import ConfigError, Scalar, allowed, checked
 from flwr_kd.text import unknown_name
 
-__all__ = ["DistillationConfig", "MethodConfig", "hyper"]
+__all__ = ["ConfigT", "DistillationConfig", "MethodConfig", "hyper"]
 
 
 def hyper(
@@ -184,6 +186,12 @@ class MethodConfig:
     def decay_at(self, server_round: int) -> float:
         """Return the factor on learning rates in a round, counted from 1."""
         return self.lr_decay ** ((server_round - 1) // self.lr_decay_every)
+
+
+# Covariant, so that every method's strategy, client or task can stand where the base class is expected. A strategy
+# hands its hyper-parameters out and never takes others in after construction.
+ConfigT = TypeVar("ConfigT", bound=MethodConfig, default=MethodConfig, covariant=True)
+"""A method's config class."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from logging import WARNING
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Generic, cast
 
 import numpy.typing as npt
 import torch
@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, Dataset
 from flwr_kd.checks import ConfigError
 from flwr_kd.client.personal_state import PersonalState, StateError
 from flwr_kd.client.task import Answer, Measured, Task
-from flwr_kd.config import MethodConfig
+from flwr_kd.config import ConfigT, MethodConfig
 from flwr_kd.learning.batches import Batches, DatasetError
 from flwr_kd.learning.device import resolve_device
 from flwr_kd.learning.loop import fit, make_optimizer
@@ -42,7 +42,7 @@ Objective = Callable[..., Tensor]
 """A loss on one batch: inputs ``[B, ...]``, labels ``[B]`` and, if asked for, positions ``[B]`` to a scalar."""
 
 
-class KDClient(NumPyClient):
+class KDClient(NumPyClient, Generic[ConfigT]):
     """Base of all methods' client halves.
 
     Parameters
@@ -122,11 +122,11 @@ class KDClient(NumPyClient):
         """Give the user's model ``features`` and ``classify``; the base's features are vectors ``[B, D]``."""
         return as_feature_model(model)
 
-    def objective(self, task: Task) -> Objective:
+    def objective(self, task: Task[ConfigT]) -> Objective:
         """Return the loss on one batch; the base's is cross-entropy. It gets positions, too, where ``indexed``."""
         return lambda x, y: F.cross_entropy(self.model(x), y)
 
-    def knowledge(self, task: Task) -> Payload | None:
+    def knowledge(self, task: Task[ConfigT]) -> Payload | None:
         """Return what is sent besides the model after training; nothing by default."""
         return None
 
@@ -134,7 +134,7 @@ class KDClient(NumPyClient):
         """Return further properties for the handshake; none by default."""
         return {}
 
-    def phase_train(self, task: Task) -> Answer:
+    def phase_train(self, task: Task[ConfigT]) -> Answer:
         """Train on the local data, measure, and return the model and the knowledge."""
         self.load(task)
         metrics = {"train-loss": self.train(task, self.objective(task), rows=self.indexed)}
@@ -176,7 +176,7 @@ class KDClient(NumPyClient):
         task = self._task(parameters, config)
         if self.personal:
             self.check_state()
-        handler: Callable[[Task], Answer] | None = getattr(
+        handler: Callable[[Task[ConfigT]], Answer] | None = getattr(
             self, "phase_" + task.phase.replace("-", "_"), None
         )
         if handler is None:
@@ -205,7 +205,7 @@ class KDClient(NumPyClient):
 
     # ------------------------------------------------------------------ building blocks
 
-    def load(self, task: Task) -> None:
+    def load(self, task: Task[ConfigT]) -> None:
         """Take the server's model, by name; a personal model comes from the client's own state.
 
         Raises
@@ -247,7 +247,7 @@ class KDClient(NumPyClient):
         if not self.load_own():
             raise StateError("no model of this round's training is kept here: it was lost, or never trained")
 
-    def named(self, task: Task, arrays: Sequence[NDArray]) -> dict[str, NDArray]:
+    def named(self, task: Task[ConfigT], arrays: Sequence[NDArray]) -> dict[str, NDArray]:
         """Name one model's arrays, which come in the server's order, and check them.
 
         Raises
@@ -288,7 +288,7 @@ class KDClient(NumPyClient):
         return [mine[name].copy() for name in (names or mine)]
 
     def train(
-        self, task: Task, objective: Objective, *, epochs: int | None = None, rows: bool = False
+        self, task: Task[ConfigT], objective: Objective, *, epochs: int | None = None, rows: bool = False
     ) -> float:
         """Minimise an objective on the training data; the model ends in eval mode.
 
@@ -372,7 +372,7 @@ class KDClient(NumPyClient):
             shape = tuple(self.model.eval().features(x).shape[1:])
         return (_size_of(self.model, "feature_dim"),) if shape is None or dim is not None else tuple(shape)
 
-    def _task(self, parameters: list[NDArray], config: Mapping[str, Any]) -> Task:
+    def _task(self, parameters: list[NDArray], config: Mapping[str, Any]) -> Task[ConfigT]:
         server_round, phase = (
             int(config.get(flower_records.ROUND, 1)),
             str(config.get(flower_records.PHASE, "train")),
@@ -385,6 +385,8 @@ class KDClient(NumPyClient):
             saved=int(config.get(flower_records.SAVED, server_round - 1)),
         )
         self._trained_round, self._lost_state = int(config.get(flower_records.TRAINED, 0)), False
+        # A class variable cannot be of a type variable; the class statement names the same class twice.
+        kind: type[Any] = self.config_class
         return Task(
             server_round=server_round,
             phase=phase,
@@ -394,7 +396,7 @@ class KDClient(NumPyClient):
             names=tuple(json.loads(config.get(flower_records.NAMES, "[]"))),
             arrays=parameters,
             payload=config.get(flower_records.PAYLOAD),
-            config=self.config_class.from_wire(config),
+            config=kind.from_wire(config),
             max_payload_bytes=int(config.get(flower_records.MAX_BYTES, MAX_PAYLOAD_BYTES)),
             extra=config,
         )

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy.typing as npt
 import torch
 
-from flwr_kd.config import MethodConfig
+from flwr_kd.config import ConfigT
 from flwr_kd.seeding import torch_generator
 from flwr_kd.transport.payload import MAX_PAYLOAD_BYTES, Payload
 
@@ -20,7 +20,7 @@ P = TypeVar("P", bound=Payload)
 
 
 @dataclass(frozen=True)
-class Task:
+class Task(Generic[ConfigT]):
     """What the server asks of a client in one phase.
 
     Attributes
@@ -51,7 +51,7 @@ class Task:
     names: tuple[str, ...]
     arrays: list[NDArray]
     payload: bytes | None
-    config: MethodConfig
+    config: ConfigT
     max_payload_bytes: int = MAX_PAYLOAD_BYTES
     extra: Mapping[str, Any] = field(default_factory=dict)
 

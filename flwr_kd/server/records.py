@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic
 
 import numpy.typing as npt
 from flwr.app import ArrayRecord
@@ -14,12 +14,14 @@ from flwr.serverapp.strategy import Result
 
 from flwr_kd.text import plain, shown
 from flwr_kd.transport.flower_records import REFUSAL
-from flwr_kd.transport.payload import Payload, PayloadError
+from flwr_kd.transport.payload import Payload, PayloadError, PayloadT
 from flwr_kd.transport.template import ArrayTemplate
 
 __all__ = ["HandshakeError", "KDResult", "Node", "Outgoing", "Reply", "RoundStats", "VoidRoundsError"]
 
 NDArray = npt.NDArray[Any]
+# The default of a field whose type says that a payload is there, for phases in which there is none.
+_NONE: Any = None
 _LONGEST_SECTOR, _LONGEST_DIGEST = 100, 128
 
 
@@ -144,7 +146,7 @@ class Outgoing:
 
 
 @dataclass(frozen=True)
-class Reply:
+class Reply(Generic[PayloadT]):
     """A checked answer.
 
     Attributes
@@ -157,15 +159,15 @@ class Reply:
         Samples that the client trained on.
     metrics : dict
         Numbers such as ``train-loss`` and ``local-accuracy``.
-    payload : Payload or None
-        Of the type that the phase expects.
+    payload : PayloadT
+        What ``reply_payloads`` names for the phase; None in a phase for which it names nothing.
     """
 
     node: Node
     arrays: list[NDArray]
     num_examples: int
     metrics: dict[str, float]
-    payload: Payload | None = None
+    payload: PayloadT = _NONE
 
 
 @dataclass

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from logging import INFO, WARNING
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -23,7 +23,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from flwr_kd.checks import ConfigError, in_range
-from flwr_kd.config import MethodConfig
+from flwr_kd.config import ConfigT, MethodConfig
 from flwr_kd.seeding import numpy_generator
 from flwr_kd.server.aggregation import RunningMean, shares
 from flwr_kd.server.checkpoint import CHECKPOINT, Checkpoint
@@ -40,7 +40,7 @@ from flwr_kd.server.records import (
 from flwr_kd.text import first_line, plain
 from flwr_kd.transport import flower_records
 from flwr_kd.transport.delivery import Delivered, lifetime, pair, reason_of, receive
-from flwr_kd.transport.payload import MAX_PAYLOAD_BYTES, Payload, PayloadError
+from flwr_kd.transport.payload import MAX_PAYLOAD_BYTES, Payload, PayloadError, PayloadT
 from flwr_kd.transport.template import ArrayTemplate
 
 __all__ = ["MAX_EXAMPLES", "KDStrategy"]
@@ -56,7 +56,7 @@ class _TooFew(Exception):  # noqa: N818
     """Ends the answers of a phase that has too few of them, before anything was changed."""
 
 
-class KDStrategy(Strategy):
+class KDStrategy(Strategy, Generic[ConfigT, PayloadT]):
     """Base of all methods' server halves.
 
     Parameters
@@ -115,7 +115,7 @@ class KDStrategy(Strategy):
 
     def __init__(
         self,
-        config: MethodConfig | None = None,
+        config: ConfigT | None = None,
         *,
         fraction_train: float = 1.0,
         min_train_nodes: int = 1,
@@ -136,7 +136,9 @@ class KDStrategy(Strategy):
             )
         if config is not None and not isinstance(config, self.config_class):
             raise ConfigError(f"config must be a {self.config_class.__name__}, got {type(config).__name__}")
-        self.config = config if config is not None else self.config_class.from_mapping(hyperparameters)
+        # A class variable cannot be of a type variable; the class statement names the same class twice.
+        kind: type[Any] = self.config_class
+        self.config: ConfigT = config if config is not None else kind.from_mapping(hyperparameters)
         in_range("fraction_train", fraction_train, 0.0, 1.0, open_low=True)
         in_range("fraction_evaluate", fraction_evaluate, 0.0, 1.0)
         for name, value in (
@@ -259,11 +261,11 @@ class KDStrategy(Strategy):
         found = kind.max_nbytes(self.payload_dims(phase, node), others=node.num_classes)
         return self.max_payload_bytes if found is None else min(found, self.max_payload_bytes)
 
-    def check_reply(self, phase: str, reply: Reply) -> None:
+    def check_reply(self, phase: str, reply: Reply[PayloadT]) -> None:
         """Raise :class:`PayloadError` where an answer breaks a rule of the method's own."""
 
     def aggregate_phase(
-        self, phase: str, server_round: int, replies: Iterable[Reply], arrays: ArrayRecord | None
+        self, phase: str, server_round: int, replies: Iterable[Reply[PayloadT]], arrays: ArrayRecord | None
     ) -> ArrayRecord | None:
         """Use the answers, in the order of partition ids; return new global arrays, or None to keep the old.
 
@@ -611,10 +613,10 @@ class KDStrategy(Strategy):
         nodes: list[Node],
         arrays: ArrayRecord,
         extra: Mapping[str, Any],
-    ) -> tuple[ArrayRecord, list[Reply]]:
+    ) -> tuple[ArrayRecord, list[Reply[PayloadT]]]:
         """Run a round's phases; return the new global arrays and the answers, without what they held."""
         answered: list[Node] = []
-        told: list[Reply] = []
+        told: list[Reply[PayloadT]] = []
         for phase in self.phases:
             if self.stats.void and phase not in self.independent_phases:
                 continue
@@ -642,7 +644,7 @@ class KDStrategy(Strategy):
         server_round: int,
         pairs: Iterable[tuple[Message, Delivered]],
         arrays: ArrayRecord | None,
-    ) -> tuple[list[Reply], ArrayRecord | None]:
+    ) -> tuple[list[Reply[PayloadT]], ArrayRecord | None]:
         """Hand a phase's answers to the method, one by one; return them, without what they held, and new arrays.
 
         Raises
@@ -650,11 +652,12 @@ class KDStrategy(Strategy):
         _TooFew
             If it is the round's first phase, and fewer than ``min_train_nodes`` can be used.
         """
-        told: list[Reply] = []
+        told: list[Reply[PayloadT]] = []
+        nothing: Any = None
         first = phase == self.phases[0]
         asked = 0
 
-        def answers() -> Iterator[Reply]:
+        def answers() -> Iterator[Reply[PayloadT]]:
             nonlocal asked
             for message, message_back in pairs:
                 asked += 1
@@ -662,7 +665,7 @@ class KDStrategy(Strategy):
                 if reply is not None:
                     if first:
                         self._last_trained[reply.node.key] = server_round
-                    told.append(replace(reply, arrays=[], payload=None))
+                    told.append(replace(reply, arrays=[], payload=nothing))
                     yield reply
                     # Else it would still be held while the next is fetched.
                     del reply
@@ -678,7 +681,7 @@ class KDStrategy(Strategy):
                 log(WARNING, "round %d, phase %s: no usable answers", server_round, phase)
             return told, None
 
-        def all_answers() -> Iterator[Reply]:
+        def all_answers() -> Iterator[Reply[PayloadT]]:
             yield waiting.pop()
             yield from coming
 
@@ -708,7 +711,7 @@ class KDStrategy(Strategy):
                 f"{self.min_train_nodes}; the warnings before say what failed"
             )
 
-    def _checked(self, phase: str, message: Message, message_back: Delivered) -> Reply | None:
+    def _checked(self, phase: str, message: Message, message_back: Delivered) -> Reply[PayloadT] | None:
         """Return an answer that is what the phase expects; else say why it is dropped, and return None.
 
         The message is emptied once it has been read, so that there is one copy of what it held.
@@ -747,7 +750,7 @@ class KDStrategy(Strategy):
             )
         return reply
 
-    def _read(self, phase: str, node: Node, message: Message) -> Reply:
+    def _read(self, phase: str, node: Node, message: Message) -> Reply[PayloadT]:
         raw = flower_records.read_train_reply(message)
         self.stats.count(node, up=raw.nbytes)
         arrays: list[NDArray] = []
@@ -755,7 +758,7 @@ class KDStrategy(Strategy):
             arrays = self.template_of(node).check(raw.arrays)
         elif raw.arrays:
             raise PayloadError(f"{len(raw.arrays)} arrays came back, expected none in phase {phase!r}")
-        payload = None
+        payload: Any = None
         expected = self.reply_payloads.get(phase)
         if expected is not None:
             if raw.payload is None:
@@ -788,7 +791,7 @@ class KDStrategy(Strategy):
 
     # ------------------------------------------------------------------ numbers
 
-    def _summarise(self, replies: list[Reply], result: KDResult) -> None:
+    def _summarise(self, replies: list[Reply[PayloadT]], result: KDResult) -> None:
         """Means over clients: the local accuracy counts each client once, the loss by its samples."""
         for reply in replies:
             found = {k: v for k, v in reply.metrics.items() if k in _SHARES}
@@ -797,7 +800,7 @@ class KDStrategy(Strategy):
         # By client: of several phases, the last that told.
         told = list(self.stats.clients.values())
         accuracies, top5 = ([each[name] for each in told if name in each] for name in _SHARES)
-        first: dict[int, Reply] = {}
+        first: dict[int, Reply[PayloadT]] = {}
         for reply in replies:
             first.setdefault(reply.node.key, reply)
         losses = [

@@ -34,6 +34,7 @@ import numpy as np
 import numpy.typing as npt
 from safetensors import SafetensorError, deserialize
 from safetensors.numpy import save
+from typing_extensions import TypeVar
 
 __all__ = [
     "LIMIT",
@@ -41,6 +42,7 @@ __all__ = [
     "ArraySpec",
     "Payload",
     "PayloadError",
+    "PayloadT",
     "array",
     "check_magnitude",
     "magnitude",
@@ -300,6 +302,11 @@ class Payload:
             if isinstance(value, float) and not math.isfinite(value):
                 raise PayloadError(f"{self.schema}: field {name!r} must be finite, got {value}")
         self.check()
+
+
+# Covariant like flwr_kd.config.ConfigT, and for the same reason.
+PayloadT = TypeVar("PayloadT", bound=Payload | None, default=Payload, covariant=True)
+"""The class of a method's payloads from clients to the server."""
 
 
 def _specs(cls: type[Payload]) -> dict[str, ArraySpec]:

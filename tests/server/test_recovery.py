@@ -390,7 +390,6 @@ def in_a_process(script: str, *arguments: Any) -> subprocess.CompletedProcess[st
 SERVER = """
     import os, signal, sys
     from pathlib import Path
-    import flwr_kd.client.personal_state as state
     from tests.conftest import Federation
     from flwr_kd import InlineGrid
 
@@ -412,7 +411,7 @@ SERVER = """
         if when == "between" and stats.server_round == 2:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    state.os.fsync = fsync
+    os.fsync = fsync
     fed = Federation("fedhkd")
     fed.strategy(checkpoint_dir=folder, on_round=between).start(
         InlineGrid(fed.app(), 4), fed.initial(), num_rounds=3
