@@ -6,11 +6,11 @@ users need stand here. Each is imported when it is first used, so that ``import 
 
 from __future__ import annotations
 
-import importlib
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from flwr_kd._clone import find_strategies
+from flwr_kd.lazy import exports
 
 if TYPE_CHECKING:
     from flwr_kd.checks import ConfigError, DataError
@@ -37,32 +37,6 @@ if TYPE_CHECKING:
     from flwr_kd.transport.template import ArrayTemplate
 
 __version__ = "0.2.0"
-
-_HOMES = {
-    "checks": ("ConfigError", "DataError"),
-    "client.client": ("KDClient",),
-    "client.personal_state": ("PersonalState", "StateError"),
-    "client.task": ("Answer", "Task"),
-    "config": ("MethodConfig", "hyper"),
-    "experiments.experiment": ("Experiment",),
-    "experiments.runner": ("SimulationError", "run"),
-    "learning.batches": ("Batches", "DatasetError"),
-    "results.schema": ("Comparison", "ResultError", "RoundResult", "RunResult"),
-    "server.records": (
-        "HandshakeError",
-        "KDResult",
-        "Node",
-        "Outgoing",
-        "Reply",
-        "RoundStats",
-        "VoidRoundsError",
-    ),
-    "server.strategy": ("KDStrategy",),
-    "transport.inline_grid": ("InlineGrid",),
-    "transport.payload": ("Payload", "PayloadError", "array"),
-    "transport.template": ("ArrayTemplate",),
-}
-_HOME_OF = {name: f"{__name__}.{module}" for module, names in _HOMES.items() for name in names}
 
 __all__ = [
     "Answer",
@@ -99,17 +73,32 @@ __all__ = [
     "run",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOME_OF[name]), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
-
+__getattr__, __dir__ = exports(
+    __name__,
+    {
+        "checks": ("ConfigError", "DataError"),
+        "client.client": ("KDClient",),
+        "client.personal_state": ("PersonalState", "StateError"),
+        "client.task": ("Answer", "Task"),
+        "config": ("MethodConfig", "hyper"),
+        "experiments.experiment": ("Experiment",),
+        "experiments.runner": ("SimulationError", "run"),
+        "learning.batches": ("Batches", "DatasetError"),
+        "results.schema": ("Comparison", "ResultError", "RoundResult", "RunResult"),
+        "server.records": (
+            "HandshakeError",
+            "KDResult",
+            "Node",
+            "Outgoing",
+            "Reply",
+            "RoundStats",
+            "VoidRoundsError",
+        ),
+        "server.strategy": ("KDStrategy",),
+        "transport.inline_grid": ("InlineGrid",),
+        "transport.payload": ("Payload", "PayloadError", "array"),
+        "transport.template": ("ArrayTemplate",),
+    },
+)
 
 find_strategies(sys.modules[__name__])

@@ -17,7 +17,7 @@ from typing_extensions import TypeVar
 from flwr_kd.checks import ConfigError, Scalar, allowed, checked
 from flwr_kd.text import unknown_name
 
-__all__ = ["ConfigT", "DistillationConfig", "MethodConfig", "hyper"]
+__all__ = ["AVERAGES", "ConfigT", "DistillationConfig", "MethodConfig", "hyper"]
 
 
 def hyper(
@@ -192,6 +192,9 @@ class MethodConfig:
 # hands its hyper-parameters out and never takes others in after construction.
 ConfigT = TypeVar("ConfigT", bound=MethodConfig, default=MethodConfig, covariant=True)
 """A method's config class."""
+
+AVERAGES = ("logits", "probabilities")
+"""What can be averaged over an ensemble's teachers."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,33 +6,42 @@ import importlib
 import pkgutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flwr_kd.checks import ConfigError
-from flwr_kd.client.client import KDClient
 from flwr_kd.config import MethodConfig
-from flwr_kd.server.strategy import KDStrategy
+from flwr_kd.lazy import load
 from flwr_kd.text import unknown_name
+
+if TYPE_CHECKING:
+    from flwr_kd.client.client import KDClient
+    from flwr_kd.server.strategy import KDStrategy
 
 __all__ = ["Method", "get", "methods", "register"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Method:
     """One registered method.
+
+    Its classes are named by import paths, ``module:name``, and imported when they are first used: the list of
+    methods needs neither PyTorch nor Flower.
 
     Attributes
     ----------
     name : str
         As on the command line.
-    strategy, client : type
+    strategy_path, client_path : str
         The two halves.
+    config_path : str
+        The hyper-parameters. Their module must not import PyTorch.
     paper : str
         Authors, title, venue.
     exchanged : str
-        What travels, in a few words.
+        What is sent, in a few words.
     global_model : bool
-        Whether the server has a model; without one there is no global accuracy.
+        Whether the server has a model; without one there is no global accuracy. The strategy's ``sends_weights``,
+        said here so that the list of methods need not import it; the shared tests compare both.
     public_at : str
         Who needs public (proxy, reference) data: ``"server"``, whose strategy takes ``model``, ``public_set``
         and ``device`` (``models`` where clients may have different ones), or nobody (empty). ``"synthetic"``: the
@@ -55,8 +64,9 @@ class Method:
     """
 
     name: str
-    strategy: type[KDStrategy]
-    client: type[KDClient]
+    strategy_path: str
+    client_path: str
+    config_path: str = "flwr_kd.config:MethodConfig"
     paper: str
     exchanged: str
     global_model: bool
@@ -69,9 +79,22 @@ class Method:
     simulated: tuple[str, ...] = ()
 
     @property
+    def strategy(self) -> type[KDStrategy]:
+        """The server half, imported on first use."""
+        found: type[KDStrategy] = load(self.strategy_path)
+        return found
+
+    @property
+    def client(self) -> type[KDClient]:
+        """The client half, imported on first use."""
+        found: type[KDClient] = load(self.client_path)
+        return found
+
+    @property
     def config_class(self) -> type[MethodConfig]:
-        """The hyper-parameters' class."""
-        return self.strategy.config_class
+        """The hyper-parameters' class; importing it imports no PyTorch."""
+        found: type[MethodConfig] = load(self.config_path)
+        return found
 
     def config(self, assignments: Iterable[str] = ()) -> MethodConfig:
         """Return a simulation's hyper-parameters, from ``name=value`` texts and the variant's fixed values.
@@ -98,7 +121,9 @@ def register(method: Method) -> Method:
     """
     known = _METHODS.setdefault(method.name, method)
     if known != method:
-        raise ConfigError(f"method {method.name!r} is registered twice: {known.strategy}, {method.strategy}")
+        raise ConfigError(
+            f"method {method.name!r} is registered twice: {known.strategy_path}, {method.strategy_path}"
+        )
     return method
 
 

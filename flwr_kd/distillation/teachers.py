@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from flwr_kd.config import AVERAGES
 from flwr_kd.learning.losses import cross_entropy_soft
 from flwr_kd.learning.weights import load_weights
 from flwr_kd.server.aggregation import shares
@@ -30,7 +31,6 @@ __all__ = [
 
 NDArray = npt.NDArray[Any]
 Weights = Mapping[str, NDArray]
-AVERAGES = ("logits", "probabilities")
 _BLOCK_BYTES = 256 * 1024**2
 
 

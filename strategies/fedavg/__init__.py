@@ -1,17 +1,29 @@
 """FedAvg: weights, averaged."""
 
+from typing import TYPE_CHECKING
+
+from flwr_kd.lazy import exports
 from flwr_kd.registry import Method, register
 
-from .client import FedAvgClient
-from .strategy import FedAvg
+if TYPE_CHECKING:
+    from .client import FedAvgClient
+    from .strategy import FedAvg
 
 __all__ = ["FedAvg", "FedAvgClient"]
+
+__getattr__, __dir__ = exports(
+    __name__,
+    {
+        "client": ("FedAvgClient",),
+        "strategy": ("FedAvg",),
+    },
+)
 
 register(
     Method(
         name="fedavg",
-        strategy=FedAvg,
-        client=FedAvgClient,
+        strategy_path=f"{__name__}.strategy:FedAvg",
+        client_path=f"{__name__}.client:FedAvgClient",
         paper="McMahan et al., Communication-Efficient Learning of Deep Networks, AISTATS 2017",
         exchanged="weights",
         global_model=True,

@@ -1,18 +1,32 @@
 """FedDF and pFedDF: the server distils all clients' models into their mean, or a mean per architecture."""
 
+from typing import TYPE_CHECKING
+
+from flwr_kd.lazy import exports
 from flwr_kd.registry import Method, register
 
-from .client import FedDFClient, PFedDFClient
-from .config import FedDFConfig, PFedDFConfig
-from .strategy import FedDF, PFedDF
+if TYPE_CHECKING:
+    from .client import FedDFClient, PFedDFClient
+    from .config import FedDFConfig, PFedDFConfig
+    from .strategy import FedDF, PFedDF
 
 __all__ = ["FedDF", "FedDFClient", "FedDFConfig", "PFedDF", "PFedDFClient", "PFedDFConfig"]
+
+__getattr__, __dir__ = exports(
+    __name__,
+    {
+        "client": ("FedDFClient", "PFedDFClient"),
+        "config": ("FedDFConfig", "PFedDFConfig"),
+        "strategy": ("FedDF", "PFedDF"),
+    },
+)
 
 register(
     Method(
         name="feddf",
-        strategy=FedDF,
-        client=FedDFClient,
+        strategy_path=f"{__name__}.strategy:FedDF",
+        client_path=f"{__name__}.client:FedDFClient",
+        config_path=f"{__name__}.config:FedDFConfig",
         paper="Lin et al., Ensemble Distillation for Robust Model Fusion (FedDF), NeurIPS 2020",
         exchanged="weights",
         global_model=True,
@@ -22,8 +36,9 @@ register(
 register(
     Method(
         name="pfeddf",
-        strategy=PFedDF,
-        client=PFedDFClient,
+        strategy_path=f"{__name__}.strategy:PFedDF",
+        client_path=f"{__name__}.client:PFedDFClient",
+        config_path=f"{__name__}.config:PFedDFConfig",
         paper="Zhang et al., Parameterized Knowledge Transfer for Personalized Federated Learning (KT-pFL), "
         "NeurIPS 2021; FedDF with groups of unlike models, then fine-tuning",
         exchanged="weights, of one architecture per group",

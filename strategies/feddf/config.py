@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from flwr_kd.config import DistillationConfig, hyper
-from flwr_kd.distillation.teachers import AVERAGES
+from flwr_kd.config import AVERAGES, DistillationConfig, hyper
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,14 +1,18 @@
 """FedDKC: FedGKT whose server refines the clients' knowledge, by KKR or SKR."""
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
+from flwr_kd.lazy import exports
 from flwr_kd.registry import register
 
 from .. import fedgkt
-from .client import FedDKCClient
-from .config import FedDKCConfig
-from .functional import check_kernel, entropy_bits, refine_entropy, refine_peak
-from .strategy import FedDKC
+
+if TYPE_CHECKING:
+    from .client import FedDKCClient
+    from .config import FedDKCConfig
+    from .functional import check_kernel, entropy_bits, refine_entropy, refine_peak
+    from .strategy import FedDKC
 
 __all__ = [
     "FedDKC",
@@ -20,6 +24,16 @@ __all__ = [
     "refine_peak",
 ]
 
+__getattr__, __dir__ = exports(
+    __name__,
+    {
+        "client": ("FedDKCClient",),
+        "config": ("FedDKCConfig",),
+        "functional": ("check_kernel", "entropy_bits", "refine_entropy", "refine_peak"),
+        "strategy": ("FedDKC",),
+    },
+)
+
 _PAPER = "Wu et al., Exploring the Distributed Knowledge Congruence (FedDKC), ACM TIST 2022"
 
 for _refinement in ("kkr", "skr"):
@@ -27,8 +41,9 @@ for _refinement in ("kkr", "skr"):
         replace(
             fedgkt.METHOD,
             name=f"feddkc-{_refinement}",
-            strategy=FedDKC,
-            client=FedDKCClient,
+            strategy_path=f"{__name__}.strategy:FedDKC",
+            client_path=f"{__name__}.client:FedDKCClient",
+            config_path=f"{__name__}.config:FedDKCConfig",
             paper=f"{_PAPER}, {_refinement.upper()}",
             fixed={"refinement": _refinement},
         )

@@ -6,7 +6,6 @@ from flwr_kd.checks import ConfigError
 from flwr_kd.config import hyper
 
 from ..fedgkt.config import SERVER_ORDER, FedGKTConfig
-from .functional import check_entropy, check_peak
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +20,9 @@ class FedDKCConfig(FedGKTConfig):
 
     def check_classes(self, num_classes: int) -> None:
         """Refuse T or E, whichever is used, outside the range for C classes."""
+        # Imported here: this module must not need PyTorch.
+        from .functional import check_entropy, check_peak
+
         try:
             if self.refinement == "kkr":
                 check_peak(self.target_peak, num_classes)

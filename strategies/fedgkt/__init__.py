@@ -1,12 +1,16 @@
 """FedGKT: features and logits of every sample instead of weights, a large predictor at the server."""
 
+from typing import TYPE_CHECKING
+
+from flwr_kd.lazy import exports
 from flwr_kd.registry import Method, register
 
-from .client import FedGKTClient
-from .config import FedGKTConfig
-from .functional import transfer_loss
-from .messages import ClientFeatures, ServerLogits
-from .strategy import FedGKT
+if TYPE_CHECKING:
+    from .client import FedGKTClient
+    from .config import FedGKTConfig
+    from .functional import transfer_loss
+    from .messages import ClientFeatures, ServerLogits
+    from .strategy import FedGKT
 
 __all__ = [
     "METHOD",
@@ -18,11 +22,23 @@ __all__ = [
     "transfer_loss",
 ]
 
+__getattr__, __dir__ = exports(
+    __name__,
+    {
+        "client": ("FedGKTClient",),
+        "config": ("FedGKTConfig",),
+        "functional": ("transfer_loss",),
+        "messages": ("ClientFeatures", "ServerLogits"),
+        "strategy": ("FedGKT",),
+    },
+)
+
 METHOD = register(
     Method(
         name="fedgkt",
-        strategy=FedGKT,
-        client=FedGKTClient,
+        strategy_path=f"{__name__}.strategy:FedGKT",
+        client_path=f"{__name__}.client:FedGKTClient",
+        config_path=f"{__name__}.config:FedGKTConfig",
         paper="He et al., Group Knowledge Transfer (FedGKT), NeurIPS 2020",
         exchanged="features, logits and labels of every sample",
         global_model=False,

@@ -1,12 +1,16 @@
 """FedHyb: client self-distillation, server ensemble distillation; its ablations, and FedHyb* without proxy data."""
 
+from typing import TYPE_CHECKING
+
+from flwr_kd.lazy import exports
 from flwr_kd.registry import Method, register
 
-from .client import FedHybClient
-from .config import FedHybConfig
-from .functional import ensemble_distillation_loss, self_distillation_loss, sub_network_weight
-from .strategy import FedHyb, FedHybSelf, FedHybStar
-from .synthesis import synthesise, train_generator
+if TYPE_CHECKING:
+    from .client import FedHybClient
+    from .config import FedHybConfig
+    from .functional import ensemble_distillation_loss, self_distillation_loss, sub_network_weight
+    from .strategy import FedHyb, FedHybSelf, FedHybStar
+    from .synthesis import synthesise, train_generator
 
 __all__ = [
     "FedHyb",
@@ -21,23 +25,35 @@ __all__ = [
     "train_generator",
 ]
 
+__getattr__, __dir__ = exports(
+    __name__,
+    {
+        "client": ("FedHybClient",),
+        "config": ("FedHybConfig",),
+        "functional": ("ensemble_distillation_loss", "self_distillation_loss", "sub_network_weight"),
+        "strategy": ("FedHyb", "FedHybSelf", "FedHybStar"),
+        "synthesis": ("synthesise", "train_generator"),
+    },
+)
+
 _PAPER = (
     "Liu et al., Federated Learning with Hybrid Knowledge Distillations on Long-Tailed Heterogeneous "
     "Client Data"
 )
 
 for _name, _strategy, _public, _fixed in (
-    ("fedhyb", FedHyb, "server", {}),
-    ("fedhyb-star", FedHybStar, "synthetic", {}),
-    ("fedhyb-1", FedHybSelf, "", {"dynamic_weighting": False}),
-    ("fedhyb-2", FedHybSelf, "", {"dynamic_weighting": True}),
-    ("fedhyb-3", FedHyb, "server", {"self_weight": 0.0}),
+    ("fedhyb", "FedHyb", "server", {}),
+    ("fedhyb-star", "FedHybStar", "synthetic", {}),
+    ("fedhyb-1", "FedHybSelf", "", {"dynamic_weighting": False}),
+    ("fedhyb-2", "FedHybSelf", "", {"dynamic_weighting": True}),
+    ("fedhyb-3", "FedHyb", "server", {"self_weight": 0.0}),
 ):
     register(
         Method(
             name=_name,
-            strategy=_strategy,
-            client=FedHybClient,
+            strategy_path=f"{__name__}.strategy:{_strategy}",
+            client_path=f"{__name__}.client:FedHybClient",
+            config_path=f"{__name__}.config:FedHybConfig",
             paper=_PAPER,
             exchanged="weights",
             global_model=True,

@@ -1,12 +1,16 @@
 """FedProto: class prototypes instead of weights."""
 
+from typing import TYPE_CHECKING
+
+from flwr_kd.lazy import exports
 from flwr_kd.registry import Method, register
 
-from .client import FedProtoClient
-from .config import FedProtoConfig
-from .functional import ClassMeans, aggregate_means, class_means, prototype_loss
-from .messages import Prototypes
-from .strategy import FedProto
+if TYPE_CHECKING:
+    from .client import FedProtoClient
+    from .config import FedProtoConfig
+    from .functional import ClassMeans, aggregate_means, class_means, prototype_loss
+    from .messages import Prototypes
+    from .strategy import FedProto
 
 __all__ = [
     "ClassMeans",
@@ -19,11 +23,23 @@ __all__ = [
     "prototype_loss",
 ]
 
+__getattr__, __dir__ = exports(
+    __name__,
+    {
+        "client": ("FedProtoClient",),
+        "config": ("FedProtoConfig",),
+        "functional": ("ClassMeans", "aggregate_means", "class_means", "prototype_loss"),
+        "messages": ("Prototypes",),
+        "strategy": ("FedProto",),
+    },
+)
+
 register(
     Method(
         name="fedproto",
-        strategy=FedProto,
-        client=FedProtoClient,
+        strategy_path=f"{__name__}.strategy:FedProto",
+        client_path=f"{__name__}.client:FedProtoClient",
+        config_path=f"{__name__}.config:FedProtoConfig",
         paper="Tan et al., FedProto: Federated Prototype Learning across Heterogeneous Clients, AAAI 2022",
         exchanged="class prototypes",
         global_model=False,

@@ -1,19 +1,34 @@
 """FedProx: FedAvg with a proximal term in the clients' loss."""
 
+from typing import TYPE_CHECKING
+
+from flwr_kd.lazy import exports
 from flwr_kd.registry import Method, register
 
-from .client import FedProxClient
-from .config import FedProxConfig
-from .functional import proximal_term
-from .strategy import FedProx
+if TYPE_CHECKING:
+    from .client import FedProxClient
+    from .config import FedProxConfig
+    from .functional import proximal_term
+    from .strategy import FedProx
 
 __all__ = ["FedProx", "FedProxClient", "FedProxConfig", "proximal_term"]
+
+__getattr__, __dir__ = exports(
+    __name__,
+    {
+        "client": ("FedProxClient",),
+        "config": ("FedProxConfig",),
+        "functional": ("proximal_term",),
+        "strategy": ("FedProx",),
+    },
+)
 
 register(
     Method(
         name="fedprox",
-        strategy=FedProx,
-        client=FedProxClient,
+        strategy_path=f"{__name__}.strategy:FedProx",
+        client_path=f"{__name__}.client:FedProxClient",
+        config_path=f"{__name__}.config:FedProxConfig",
         paper="Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020",
         exchanged="weights",
         global_model=True,

@@ -8,8 +8,7 @@ from flwr_kd.checks import ConfigError
 from flwr_kd.config import MethodConfig, hyper
 from flwr_kd.public_data.config import REDUCTIONS, PublicKnowledgeConfig
 
-from .functional import NORMALIZATIONS
-
+NORMALIZATIONS = ("simplex", "softmax", "none")
 COEFFICIENTS = ("learned", "cosine", "top-k")
 
 

@@ -17,6 +17,8 @@ from torch.nn import functional as F
 
 from flwr_kd.public_data.config import REDUCTIONS
 
+from .config import NORMALIZATIONS
+
 __all__ = [
     "FLOOR",
     "NORMALIZATIONS",
@@ -39,7 +41,6 @@ __all__ = [
 ]
 
 NDArray = npt.NDArray[Any]
-NORMALIZATIONS = ("simplex", "softmax", "none")
 FLOOR = 1e-7
 """What a probability counts as in a logarithm where it is smaller."""
 

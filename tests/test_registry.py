@@ -1,0 +1,95 @@
+"""The registry, and what a package exports: both without importing what is not used."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flwr_kd import registry
+from flwr_kd.checks import ConfigError
+from flwr_kd.lazy import exports, load
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDERS = sorted(path.parent.name for path in (ROOT / "strategies").glob("*/__init__.py"))
+PACKAGES = ["flwr_kd", *(f"flwr_kd.strategies.{name}" for name in FOLDERS)]
+HEAVY = ("torch", "flwr", "numpy")
+
+
+def test_methods_and_their_hyper_parameters_import_nothing_heavy() -> None:
+    code = (
+        "import json, sys; from flwr_kd import registry\n"
+        "found = {name: method.config().to_wire() for name, method in registry.methods().items()}\n"
+        f"print(json.dumps([list(found), [name for name in {HEAVY} if name in sys.modules]]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [list(registry.methods()), []]
+
+
+@pytest.mark.parametrize("name", list(registry.methods()))
+def test_paths_lead_to_classes_that_agree(name: str) -> None:
+    method = registry.get(name)
+    assert method.config_class is method.strategy.config_class is method.client.config_class
+    assert method.strategy.__module__ == method.strategy_path.partition(":")[0]
+    assert method.client.__module__ == method.client_path.partition(":")[0]
+
+
+def test_a_name_that_is_taken_is_an_error_that_names_both() -> None:
+    method = registry.get("fedavg")
+    assert registry.register(method) is method
+    with pytest.raises(
+        ConfigError, match=r"'fedavg' is registered twice: .*fedavg.strategy:FedAvg, mine:Mine"
+    ):
+        registry.register(dataclasses.replace(method, strategy_path="mine:Mine"))
+    assert registry.get("fedavg") == method
+
+
+def typed_imports(package: str) -> set[tuple[str, str]]:
+    """Return module and name of what a package imports for the type checker alone."""
+    source = Path(importlib.import_module(package).__file__ or "").read_text(encoding="utf-8")
+    blocks = [
+        node.body
+        for node in ast.parse(source).body
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    ]
+    imports = [node for block in blocks for node in block if isinstance(node, ast.ImportFrom)]
+    return {
+        (f"{package}.{node.module}" if node.level else str(node.module), alias.name)
+        for node in imports
+        for alias in node.names
+    }
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_exported_names_are_those_of_the_type_checker(package: str) -> None:
+    module = importlib.import_module(package)
+    expected = typed_imports(package)
+    assert {name for _, name in expected} <= set(module.__all__)
+    for home, name in expected:
+        assert getattr(module, name) is getattr(importlib.import_module(home), name)
+    for name in module.__all__:
+        assert getattr(module, name) is not None
+        assert name in dir(module)
+    with pytest.raises(AttributeError, match=rf"module '{package}' has no attribute 'nothing'"):
+        _ = module.nothing
+
+
+def test_a_missing_name_is_an_attribute_error() -> None:
+    find, names = exports("flwr_kd", {"checks": ["ConfigError"]})
+    assert find("ConfigError") is ConfigError
+    assert "ConfigError" in names()
+    with pytest.raises(AttributeError, match=r"module 'flwr_kd' has no attribute 'DataError'"):
+        find("DataError")
+
+
+@pytest.mark.parametrize("path", ["", "flwr_kd", ":ConfigError", "flwr_kd.checks:"])
+def test_a_path_without_both_parts_is_refused(path: str) -> None:
+    with pytest.raises(ValueError, match=r"must be written as module:name, got"):
+        load(path)
