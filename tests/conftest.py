@@ -19,6 +19,8 @@ from flwr_kd.server.records import KDResult
 from flwr_kd.server.strategy import KDStrategy
 from flwr_kd.transport.inline_grid import InlineGrid
 
+pytest_plugins = ("tests.tiers",)
+
 CLASSES = 4
 SHAPE = (1, 4, 4)
 
