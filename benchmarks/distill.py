@@ -22,9 +22,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from flwr_kd.config import DistillationConfig
 from flwr_kd.data import ArrayDataset
-from flwr_kd.distillation.student import distil_ensemble
+from flwr_kd.distillation.config import DistillationConfig
+from flwr_kd.distillation.student import Distillation, distil_ensemble
 from flwr_kd.learning.batches import Batches
 from flwr_kd.learning.weights import get_weights, load_weights
 from flwr_kd.models import build_model
@@ -93,11 +93,13 @@ def once(teachers: list[dict[str, Any]], student: dict[str, Any], counter: Count
         teachers,
         [1.0] * TEACHERS,
         Batches(samples(), num_classes=CLASSES),
-        DistillationConfig(batch_size=BATCH, validation_share=0.0),
-        epochs=EPOCHS,
-        learning_rate=1e-3,
-        seed=0,
-        device=torch.device("cpu"),
+        Distillation(
+            DistillationConfig(batch_size=BATCH, validation_share=0.0),
+            epochs=EPOCHS,
+            learning_rate=1e-3,
+            seed=0,
+        ),
+        torch.device("cpu"),
     )
 
 

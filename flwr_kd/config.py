@@ -17,7 +17,7 @@ from typing_extensions import TypeVar
 from flwr_kd.checks import ConfigError, Scalar, allowed, checked
 from flwr_kd.text import unknown_name
 
-__all__ = ["AVERAGES", "ConfigT", "DistillationConfig", "MethodConfig", "hyper"]
+__all__ = ["ConfigT", "MethodConfig", "hyper"]
 
 
 def hyper(
@@ -192,34 +192,6 @@ class MethodConfig:
 # hands its hyper-parameters out and never takes others in after construction.
 ConfigT = TypeVar("ConfigT", bound=MethodConfig, default=MethodConfig, covariant=True)
 """A method's config class."""
-
-AVERAGES = ("logits", "probabilities")
-"""What can be averaged over an ensemble's teachers."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class DistillationConfig(MethodConfig):
-    """Methods that distil an ensemble of models into one, with the values of FedHEAD's experiments (its H.1).
-
-    Batch size, optimiser, learning rate and weight decay are those of local training and distillation alike.
-    """
-
-    local_epochs: int = hyper(20, "n_l, passes over the client's training data per round", ge=1)
-    batch_size: int = hyper(128, "samples per batch, in training and distillation", ge=1)
-    optimizer: str = hyper("adam", "optimiser of training and distillation", choices=("adam", "sgd"))
-    lr_decay: float = hyper(1.0, "factor on the learning rate every lr-decay-every rounds", gt=0, le=1)
-    weight_decay: float = hyper(1e-4, "L2 penalty of the optimiser", ge=0)
-    patience: int = hyper(
-        5, "a distillation ends after so many epochs in turn without a lower validation loss", ge=1
-    )
-    validation_share: float = hyper(
-        0.1, "share of the distillation's samples that is held out for the validation loss", ge=0, lt=1
-    )
-    keep: str = hyper(
-        "last",
-        "which weights a distillation ends with: of its last epoch, or of the lowest validation loss",
-        choices=("last", "best"),
-    )
 
 
 def _described(metadata: Mapping[str, Any]) -> str:

@@ -9,19 +9,21 @@ import torch
 from torch import Tensor, nn
 
 from flwr_kd.checks import ConfigError
-from flwr_kd.config import DistillationConfig
+from flwr_kd.distillation.config import DistillationConfig
 from flwr_kd.learning.batches import Batches, DatasetError
 from flwr_kd.text import first_line
 
 __all__ = [
     "batches_on",
-    "check_all_came",
+    "check_all_present",
     "check_samples",
     "digest_of",
     "pass_size",
     "read_samples",
     "try_model",
 ]
+
+_PASS_SIZE = 256
 
 
 def batches_on(
@@ -31,30 +33,30 @@ def batches_on(
     return lambda: (x.to(device) for x, _ in samples.ordered(pass_size(config)))
 
 
-def check_all_came(targets: tuple[Tensor, ...], samples: Batches) -> None:
-    """Refuse targets of another number of samples than there are.
+def check_all_present(targets: tuple[Tensor, ...], samples: Batches) -> None:
+    """Refuse targets whose number is not that of the samples.
 
     Raises
     ------
     DatasetError
-        If a ``collate_fn`` returned more or fewer samples than it was given.
+        If a ``collate_fn`` returned another number of samples than it was given.
     """
     if len(targets[0]) != len(samples):
         raise DatasetError(f"collate_fn returned {len(targets[0])} samples of {len(samples)}")
 
 
 def pass_size(config: DistillationConfig) -> int:
-    """Return how many samples pass at once where nothing is learnt."""
-    return max(config.batch_size, 256)
+    """Return the batch size of passes without training: ``batch-size``, and at least 256."""
+    return max(config.batch_size, _PASS_SIZE)
 
 
 def check_samples(samples: Batches, what: str) -> None:
-    """Refuse samples that cannot be distilled on.
+    """Refuse samples that cannot be used in a distillation.
 
     Raises
     ------
     DatasetError
-        If there are none, or a loader's own sampler decides which there are.
+        If there are none, or a loader's own sampler decides which ones an epoch has.
     """
     if not len(samples):
         raise DatasetError(f"{what} is empty: distillation needs at least one sample")
@@ -65,22 +67,22 @@ def check_samples(samples: Batches, what: str) -> None:
 
 
 def read_samples(samples: Batches, what: str) -> Iterator[Tensor]:
-    """Yield all samples in batches ``[B, ...]``, in their order, and refuse what cannot be used.
+    """Yield all samples in batches ``[B, ...]``, in their order, and refuse unusable ones.
 
     Raises
     ------
     DatasetError
-        If samples do not go into batches, have values that are not finite, or are more or fewer than there should
-        be. The text begins with ``what``.
+        If samples do not fit into batches, have values that are not finite, or their number is not the data set's
+        length. The text begins with ``what``.
     """
     count = 0
     try:
-        for x, _ in samples.ordered(256):
+        for x, _ in samples.ordered(_PASS_SIZE):
             count += len(x)
             if not bool(torch.isfinite(x).all()):
                 raise DatasetError(f"{what} has values that are not finite")
             yield x
-    except (TypeError, RuntimeError) as error:  # what torch raises where items make no batch
+    except (TypeError, RuntimeError) as error:  # PyTorch raises these where items cannot be stacked.
         raise DatasetError(f"{what} does not go into batches: {first_line(error)}") from None
     if count != len(samples):
         raise DatasetError(f"{what}'s collate_fn returned {count} samples of {len(samples)}")
@@ -88,18 +90,28 @@ def read_samples(samples: Batches, what: str) -> Iterator[Tensor]:
 
 @torch.no_grad()
 def try_model(model: nn.Module, samples: Batches, device: torch.device, *, what: str, called: str) -> int:
-    """Show a model the first sample, in eval mode, and return the number of its classes.
+    """Run a model on the first sample, in eval mode, and return the number of its classes.
+
+    Parameters
+    ----------
+    model : nn.Module
+        On the device.
+    samples : Batches
+        At least one.
+    device : torch.device
+        The model's.
+    what, called : str
+        Names of the samples and of the model in the error's text.
 
     Raises
     ------
     ConfigError
-        If the model does not take it, or returns no logits ``[B, C]``. The text names both by ``called`` and
-        ``what``.
+        If the model fails on the sample, or does not return logits ``[B, C]``.
     """
     x = samples.example().to(device)
     try:
         logits = model.eval()(x)
-    except Exception as error:  # whatever a user's module raises on a shape that it does not take
+    except Exception as error:  # A user's module may raise anything on a shape that it does not take.
         raise ConfigError(
             f"{called} does not take {what} of shape {list(x.shape[1:])}: {first_line(error)}"
         ) from None
@@ -110,32 +122,32 @@ def try_model(model: nn.Module, samples: Batches, device: torch.device, *, what:
 
 
 def digest_of(samples: Batches, what: str = "public_set") -> str:
-    """Return the SHA-256 of samples in their order: their dtype, shape and bytes, without labels.
+    """Return the SHA-256 of samples in their order: their dtypes, shapes and bytes, without labels.
 
     Parameters
     ----------
     samples : Batches
-        At least one. All are read, once.
+        At least one. Each is read once.
     what : str
-        What errors call them.
+        Name of the samples in errors.
 
     Raises
     ------
     DatasetError
-        If they do not go into batches, have values that are not finite, or are of a type that numpy has not.
+        If samples do not fit into batches, have values that are not finite, or a dtype that NumPy does not have.
 
     Notes
     -----
-    Only sets that are equal to the last bit have the same one: files, transforms, and what decodes them must be
-    alike.
+    Digests are equal only if the samples are equal bit by bit: files, transforms and image decoders must be the
+    same.
     """
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for x in read_samples(samples, what):
         try:
             rows = x.detach().cpu().contiguous().numpy()
         except TypeError:
             raise DatasetError(f"{what} must have inputs of a dtype that numpy has, got {x.dtype}") from None
         for row in rows:
-            found.update(f"{row.dtype} {list(row.shape)} ".encode())
-            found.update(row.tobytes())
-    return found.hexdigest()
+            digest.update(f"{row.dtype} {list(row.shape)} ".encode())
+            digest.update(row.tobytes())
+    return digest.hexdigest()

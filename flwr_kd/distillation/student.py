@@ -1,35 +1,96 @@
 """One model trained on an ensemble's outputs, with early stopping.
 
-Used by leaders on their own data (FedHEAD) and by servers on public or synthetic data (FedDF, FedHEAD+, FedHyb).
+Leaders use it on their own data (FedHEAD), servers on public or synthetic data (FedDF, FedHEAD+, FedHyb).
 """
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from flwr_kd.config import DistillationConfig
-from flwr_kd.distillation.samples import batches_on, check_all_came, check_samples, pass_size
+from flwr_kd.distillation.config import DistillationConfig
+from flwr_kd.distillation.samples import batches_on, check_all_present, check_samples, pass_size
 from flwr_kd.distillation.teachers import Matching, Weights, ensemble_means, soft_labels
 from flwr_kd.learning.batches import Batches
 from flwr_kd.learning.loop import fit, make_optimizer
-from flwr_kd.learning.weights import has_finite_weights, load_weights
+from flwr_kd.learning.weights import check_finite_weights, load_weights
 from flwr_kd.seeding import torch_generator
 from flwr_kd.server.aggregation import weighted_mean
 
-__all__ = ["Distilled", "distil_ensemble", "distil_student", "hold_out", "mean_without"]
+__all__ = [
+    "Distillation",
+    "Distilled",
+    "EarlyStopping",
+    "distil_ensemble",
+    "distil_student",
+    "hold_out",
+    "mean_without",
+]
 
 NDArray = npt.NDArray[Any]
 
 
+@dataclass(frozen=True)
+class Distillation:
+    """How one distillation is run; all functions of this package share it.
+
+    Attributes
+    ----------
+    config : DistillationConfig
+        Batch size, optimiser, patience, share of held-out samples, and which weights are kept.
+    epochs : int
+        Maximum number of passes over the samples.
+    learning_rate : float
+        Of a fresh optimiser.
+    seed : int
+        Decides which samples are held out, and the order of the batches.
+    matching : Matching
+        What the student learns; by default the ensemble's probabilities, by cross-entropy.
+    """
+
+    config: DistillationConfig
+    epochs: int
+    learning_rate: float
+    seed: int
+    matching: Matching = field(default_factory=soft_labels)
+
+    @classmethod
+    def in_round(
+        cls,
+        config: DistillationConfig,
+        server_round: int,
+        *,
+        epochs: int,
+        seed: int,
+        matching: Matching | None = None,
+        learning_rate: float | None = None,
+    ) -> Distillation:
+        """Return a round's distillation, counted from 1; by default with the config's learning rate in it."""
+        rate = config.learning_rate_at(server_round) if learning_rate is None else learning_rate
+        return cls(config, epochs, rate, seed, soft_labels() if matching is None else matching)
+
+
 class Distilled(NamedTuple):
-    """What a distillation did: epochs, the last one's mean loss, the lowest validation loss, teachers left out."""
+    """What a distillation did.
+
+    Attributes
+    ----------
+    epochs : int
+        Epochs that were run.
+    loss : float
+        Mean training loss of the last epoch.
+    validation_loss : float or None
+        The lowest one; None if no samples were held out.
+    left_out : tuple of int
+        Positions of the teachers whose outputs were not finite.
+    """
 
     epochs: int
     loss: float
@@ -37,10 +98,54 @@ class Distilled(NamedTuple):
     left_out: tuple[int, ...] = ()
 
 
-def hold_out(count: int, share: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Draw the rows to train on and, apart from them, the rows of the validation loss; both ascending.
+class EarlyStopping:
+    """Stops a training after a number of epochs in a row without a lower validation loss.
 
-    The latter are the share rounded to the nearest number: none of a few samples.
+    Parameters
+    ----------
+    patience : int
+        Number of such epochs, at least 1.
+    initial : float
+        Validation loss before the first epoch, which the first epochs must improve on as well. One that is not
+        finite counts as infinity.
+
+    Attributes
+    ----------
+    lowest : float
+        Lowest loss so far.
+    waited : int
+        Epochs since then.
+
+    Examples
+    --------
+    >>> stopping = EarlyStopping(patience=2, initial=1.0)
+    >>> [(stopping.improves(loss), stopping.stopped) for loss in (0.5, 0.7, 0.5)]
+    [(True, False), (False, False), (False, True)]
+    """
+
+    def __init__(self, patience: int, initial: float = math.inf) -> None:
+        self.patience = patience
+        self.lowest = initial if math.isfinite(initial) else math.inf
+        self.waited = 0
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the loss has not fallen for ``patience`` epochs."""
+        return self.waited >= self.patience
+
+    def improves(self, loss: float) -> bool:
+        """Record an epoch's validation loss, and say whether it is the lowest so far; NaN is not."""
+        if loss < self.lowest:
+            self.lowest, self.waited = loss, 0
+            return True
+        self.waited += 1
+        return False
+
+
+def hold_out(count: int, share: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Draw the rows to train on and, disjoint from them, the rows of the validation loss; both ascending.
+
+    The number of held-out rows is the share rounded to the nearest number; it is 0 for few samples.
 
     >>> train, validation = hold_out(20, 0.1, torch.Generator().manual_seed(0))
     >>> len(train), len(validation), sorted([*train.tolist(), *validation.tolist()]) == list(range(20))
@@ -57,43 +162,32 @@ def distil_ensemble(
     teachers: Sequence[Weights],
     weights: Sequence[float],
     samples: Batches,
-    config: DistillationConfig,
-    *,
-    epochs: int,
-    learning_rate: float,
-    seed: int,
+    how: Distillation,
     device: torch.device,
-    matching: Matching | None = None,
+    *,
     teacher_weights: Sequence[float] | None = None,
 ) -> Distilled:
     """Train a student on an ensemble's outputs; the model ends as the student, in eval mode.
 
-    The targets, :func:`ensemble_means`, are made once; then it is :func:`distil_student`.
+    The targets (:func:`~flwr_kd.distillation.teachers.ensemble_means`) are computed once, then
+    :func:`distil_student` trains on them.
 
     Parameters
     ----------
     model : nn.Module
         Logits ``[B, C]``; holds one teacher after the other and then the student.
     student : mapping or None
-        Named arrays to begin with; the weighted mean of the teachers that have a part if None.
+        Named arrays to start from; if None, the weighted mean of the teachers whose outputs are finite.
     teachers, weights
-        See :func:`ensemble_means`. The weights are also those of the student's mean.
+        See :func:`~flwr_kd.distillation.teachers.ensemble_means`. The student's mean has the same weights.
     samples : Batches
-        At least one. Labels are not looked at.
-    config : DistillationConfig
-        Batch size, optimiser, patience, held-out share, which weights are kept.
-    epochs : int
-        At most so many.
-    learning_rate : float
-        Of a fresh optimiser.
-    seed : int
-        Of what is held out, and of the order of the batches.
+        At least one. Labels are ignored.
+    how : Distillation
+        How it is run.
     device : torch.device
         The model's.
-    matching : Matching, optional
-        What the student learns; the ensemble's probabilities, by cross-entropy, if None.
     teacher_weights : sequence of float, optional
-        Of the ensemble, where they are not the weights of the student's mean.
+        Weights of the ensemble, where they differ from those of the student's mean.
 
     Raises
     ------
@@ -101,32 +195,22 @@ def distil_ensemble(
         If the loss or the student's weights are no longer finite, or no teacher has finite outputs.
     DatasetError
         If there are no samples, they come from a loader with a sampler of its own, or its ``collate_fn`` returns
-        more or fewer than it was given.
+        another number of samples than it was given.
     """
     check_samples(samples, "samples")
-    matching = soft_labels() if matching is None else matching
-    of_teachers = weights if teacher_weights is None else teacher_weights
     targets, left_out = ensemble_means(
-        model, teachers, of_teachers, batches_on(samples, config, device), matching
+        model,
+        teachers,
+        weights if teacher_weights is None else teacher_weights,
+        batches_on(samples, how.config, device),
+        how.matching,
     )
-    check_all_came(targets, samples)
+    check_all_present(targets, samples)
     if student is None:
         names = list(teachers[0])
         models = [[teacher[name] for name in names] for teacher in teachers]
         student = dict(zip(names, mean_without(models, weights, left_out), strict=True))
-    done = distil_student(
-        model,
-        student,
-        targets,
-        samples,
-        config,
-        epochs=epochs,
-        learning_rate=learning_rate,
-        seed=seed,
-        device=device,
-        matching=matching,
-    )
-    return done._replace(left_out=left_out)
+    return distil_student(model, student, targets, samples, how, device)._replace(left_out=left_out)
 
 
 def mean_without(
@@ -142,30 +226,25 @@ def distil_student(
     student: Weights,
     targets: tuple[Tensor, ...],
     samples: Batches,
-    config: DistillationConfig,
-    *,
-    epochs: int,
-    learning_rate: float,
-    seed: int,
+    how: Distillation,
     device: torch.device,
-    matching: Matching | None = None,
 ) -> Distilled:
-    """Train a student on targets that are there; the model ends as the student, in eval mode.
+    """Train a student on given targets; the model ends as the student, in eval mode.
 
-    After each epoch the loss is taken of the held-out samples, too, in eval mode; it ends early after
-    ``config.patience`` epochs in turn that did not lower it, the student's own before the first epoch included.
-    With nothing held out (no sample or a share that rounds to none) all epochs are run, and the last weights
-    kept.
+    The loss on the held-out samples is measured in eval mode, before the first epoch and after each, and
+    :class:`EarlyStopping` acts on it. With nothing held out (no samples, or a share that rounds to none) all
+    epochs are run, and the last weights are kept.
 
     Parameters
     ----------
     model : nn.Module
         Of the student's architecture; its outputs have the targets' shapes.
     student : mapping
-        Named arrays to begin with.
+        Named arrays to start from.
     targets : tuple of Tensor
-        ``[N, ...]`` each, on the CPU: row i is sample i's, in the order of ``samples``; see :func:`mixed_means`.
-    samples, config, epochs, learning_rate, seed, device, matching
+        ``[N, ...]`` each, on the CPU: row i is sample i's, in the order of ``samples``; see
+        :func:`~flwr_kd.distillation.teachers.mixed_means`.
+    samples, how, device
         See :func:`distil_ensemble`.
 
     Raises
@@ -177,53 +256,55 @@ def distil_student(
     DatasetError
         If there are no samples, or they come from a loader with a sampler of its own.
     """
+    config, matching = how.config, how.matching
     check_samples(samples, "samples")
     if any(len(target) != len(samples) for target in targets):
         raise ValueError(
-            f"targets must have {len(samples)} rows, one per sample, got {[len(each) for each in targets]}"
+            f"targets must have {len(samples)} rows, one per sample, got {[len(target) for target in targets]}"
         )
-    matching, size = soft_labels() if matching is None else matching, pass_size(config)
     load_weights(model, student)
-    rows, held_out = hold_out(len(samples), config.validation_share, torch_generator(seed, "hold-out"))
-    order = torch_generator(seed, "order")
-    optimizer = make_optimizer(model, config, learning_rate)
+    rows, held_out = hold_out(len(samples), config.validation_share, torch_generator(how.seed, "hold-out"))
+    order = torch_generator(how.seed, "order")
+    optimizer = make_optimizer(model, config, how.learning_rate)
+
+    def batch(x: Tensor, chunk: Tensor) -> tuple[Tensor, ...]:
+        return (x.to(device), *(target[chunk].to(device) for target in targets))
 
     def epoch() -> Iterator[tuple[Tensor, ...]]:
-        for x, _, chunk in samples.indexed(config.batch_size, order, rows):
-            yield (x.to(device), *(target[chunk].to(device) for target in targets))
+        return (batch(x, chunk) for x, _, chunk in samples.indexed(config.batch_size, order, rows))
+
+    def held_out_batches() -> Iterator[tuple[Tensor, ...]]:
+        size = pass_size(config)
+        inputs = samples.ordered(size, held_out)
+        return (batch(x, chunk) for (x, _), chunk in zip(inputs, torch.split(held_out, size), strict=True))
 
     def loss(x: Tensor, *target: Tensor) -> Tensor:
         return matching.loss(target, matching.outputs(model, x))
 
-    @torch.no_grad()
-    def validate() -> float:
-        model.eval()
-        total = 0.0
-        chunks = torch.split(held_out, size)
-        for (x, _), chunk in zip(samples.ordered(size, held_out), chunks, strict=True):
-            total += float(loss(x.to(device), *(target[chunk].to(device) for target in targets))) * len(chunk)
-        return total / len(held_out)
-
-    lowest = validate() if len(held_out) else None
-    if lowest is not None and not math.isfinite(lowest):
-        lowest = math.inf
-    best: dict[str, Tensor] | None = None
-    if lowest is not None and config.keep == "best":
-        best = copy.deepcopy(model.state_dict())
-    mean, done, waited = 0.0, 0, 0
-    while done < epochs and waited < config.patience:
+    stopping = None
+    if len(held_out):
+        stopping = EarlyStopping(config.patience, _mean_loss(model, loss, held_out_batches()))
+    best = copy.deepcopy(model.state_dict()) if stopping is not None and config.keep == "best" else None
+    mean, epochs = 0.0, 0
+    while epochs < how.epochs and not (stopping is not None and stopping.stopped):
         mean = fit(model, optimizer, epoch, loss, epochs=1, training=matching.training)
-        done += 1
-        if lowest is None:
-            continue
-        found = validate()
-        waited += 1
-        if found < lowest:
-            lowest, waited = found, 0
-            best = None if best is None else copy.deepcopy(model.state_dict())
+        epochs += 1
+        improved = stopping is not None and stopping.improves(_mean_loss(model, loss, held_out_batches()))
+        if improved and best is not None:
+            best = copy.deepcopy(model.state_dict())
     if best is not None:
         model.load_state_dict(best)
-    if not has_finite_weights(model):
-        raise FloatingPointError("the student's weights are no longer finite: try a smaller learning-rate")
+    check_finite_weights(model, "the student's weights")
     model.eval()
-    return Distilled(done, mean, lowest)
+    return Distilled(epochs, mean, None if stopping is None else stopping.lowest)
+
+
+@torch.no_grad()
+def _mean_loss(model: nn.Module, loss: Callable[..., Tensor], batches: Iterator[tuple[Tensor, ...]]) -> float:
+    """Return the mean of a loss over samples, in eval mode."""
+    model.eval()
+    total, count = 0.0, 0
+    for x, *target in batches:
+        total += float(loss(x, *target)) * len(x)
+        count += len(x)
+    return total / count

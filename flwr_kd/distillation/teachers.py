@@ -1,135 +1,93 @@
-"""The teachers of an ensemble: what is taken from each model, and the weighted mean over all of them.
+"""The teachers of an ensemble: the outputs of each model, and their weighted mean.
 
-The teachers may be of several architectures: each group's outputs are made with its own model, then mixed.
+Teachers may have different architectures: each group runs in a model of its own, and the means are combined.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from flwr_kd.config import AVERAGES
-from flwr_kd.learning.losses import cross_entropy_soft
+from flwr_kd.distillation.config import AVERAGES
 from flwr_kd.learning.weights import load_weights
 from flwr_kd.server.aggregation import shares
 
-__all__ = [
-    "AVERAGES",
-    "Matching",
-    "Teachers",
-    "ensemble_means",
-    "ensemble_targets",
-    "mixed_means",
-    "soft_labels",
-]
+__all__ = ["Matching", "Teachers", "ensemble_means", "mixed_means", "soft_labels"]
 
 NDArray = npt.NDArray[Any]
 Weights = Mapping[str, NDArray]
+Outputs = tuple[Tensor, ...]
 _BLOCK_BYTES = 256 * 1024**2
 
 
 @dataclass(frozen=True)
 class Matching:
-    """What a student learns from an ensemble: what is averaged over the teachers, and the loss against it.
+    """What a student learns from an ensemble: the outputs that are averaged, and the loss against their mean.
 
     Attributes
     ----------
     outputs : callable
         ``outputs(model, x)``: a tuple of tensors ``[B, ...]``, of teachers and of the student.
-    shared : callable
-        Takes a teacher's outputs, in float64, and returns what is averaged.
-    targets : callable
-        Takes the means, returns the student's targets ``[N, ...]``.
     loss : callable
-        Takes the targets and the student's outputs, each a tuple; returns the mean over the batch.
+        ``loss(targets, outputs)`` of two such tuples: the mean over the batch, a scalar.
+    shared : callable
+        Maps a teacher's outputs, in float64, to what is averaged over the teachers.
+    targets : callable
+        Maps the means to the student's targets ``[N, ...]``.
     training : bool
-        Whether the student is in training mode. Without it BatchNorm uses its running statistics and leaves
-        them alone, and a student that equals its only teacher has nothing to learn.
+        Whether the student is in training mode. In eval mode BatchNorm uses its running statistics and does not
+        update them, and the gradient is zero for a student that equals its only teacher.
     """
 
-    outputs: Callable[[nn.Module, Tensor], tuple[Tensor, ...]]
-    loss: Callable[[tuple[Tensor, ...], tuple[Tensor, ...]], Tensor]
-    shared: Callable[[tuple[Tensor, ...]], tuple[Tensor, ...]] = lambda outputs: outputs
-    targets: Callable[[tuple[Tensor, ...]], tuple[Tensor, ...]] = lambda means: means
+    outputs: Callable[[nn.Module, Tensor], Outputs]
+    loss: Callable[[Outputs, Outputs], Tensor]
+    shared: Callable[[Outputs], Outputs] = lambda outputs: outputs
+    targets: Callable[[Outputs], Outputs] = lambda means: means
     training: bool = True
 
 
 def soft_labels(average: str = "probabilities") -> Matching:
-    """Return cross-entropy against the ensemble's probabilities, see :func:`ensemble_targets`.
+    r"""Return cross-entropy against the ensemble's probabilities :math:`\sum_k p_k f(x; w_k)`.
+
+    :math:`p_k` are the teachers' weights over their sum. With ``average="probabilities"`` f is the softmax output
+    (FedHEAD, section 3.1). With ``average="logits"`` f are the logits, and the softmax of their mean is the target
+    (FedDF, Lin et al., NeurIPS 2020, algorithm 1).
 
     Raises
     ------
     ValueError
         If the average is unknown.
-    """
-    if average not in AVERAGES:
-        raise ValueError(f"average must be one of {', '.join(AVERAGES)}, got {average!r}")
-
-    def probabilities(found: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return tuple(F.softmax(logits, dim=1) for logits in found)
-
-    def loss(targets: tuple[Tensor, ...], outputs: tuple[Tensor, ...]) -> Tensor:
-        return cross_entropy_soft(targets[0], outputs[0])
-
-    def outputs(model: nn.Module, x: Tensor) -> tuple[Tensor, ...]:
-        return (model(x),)
-
-    if average == "logits":
-        return Matching(outputs, loss, targets=probabilities)
-    return Matching(outputs, loss, shared=probabilities)
-
-
-def ensemble_targets(
-    model: nn.Module,
-    teachers: Sequence[Weights],
-    weights: Sequence[float],
-    inputs: Callable[[], Iterable[Tensor]],
-    *,
-    average: str = "probabilities",
-) -> tuple[Tensor, tuple[int, ...]]:
-    r"""Return the probabilities of an ensemble, :math:`\sum_k p_k f(x; w_k)` with :math:`p_k` the weights' shares.
-
-    Source: FedHEAD, section 3.1, where f is the softmax output. With ``average="logits"`` f is the logits, and
-    the softmax is taken of their mean: FedDF (Lin et al., NeurIPS 2020), algorithm 1.
-
-    Parameters
-    ----------
-    model, teachers, weights, inputs
-        See :func:`ensemble_means`.
-    average : str
-        ``"probabilities"`` or ``"logits"``.
-
-    Returns
-    -------
-    targets : Tensor
-        ``[N, C]``, on the CPU; rows sum to 1.
-    left_out : tuple of int
-        Positions of the teachers that had no part.
-
-    Raises
-    ------
-    ValueError
-        If there are no teachers, another number of weights, a negative weight, or an unknown average.
-    FloatingPointError
-        If no teacher is left.
 
     Examples
     --------
     >>> import numpy as np
     >>> model = nn.Linear(1, 2, bias=False)
     >>> teachers = [{"weight": np.float32([[5], [-5]])}, {"weight": np.float32([[0], [0]])}]
-    >>> targets, _ = ensemble_targets(model, teachers, [1, 3], lambda: [torch.ones(1, 1)])
+    >>> (targets,), _ = ensemble_means(model, teachers, [1, 3], lambda: [torch.ones(1, 1)], soft_labels())
     >>> [round(p, 3) for p in targets[0].tolist()]
     [0.625, 0.375]
     """
-    means, left_out = ensemble_means(model, teachers, weights, inputs, soft_labels(average))
-    return means[0] if means else torch.zeros(0, 0), left_out
+    if average not in AVERAGES:
+        raise ValueError(f"average must be one of {', '.join(AVERAGES)}, got {average!r}")
+
+    def probabilities(logits: Outputs) -> Outputs:
+        return tuple(F.softmax(z, dim=1) for z in logits)
+
+    def loss(targets: Outputs, outputs: Outputs) -> Tensor:
+        return F.cross_entropy(outputs[0], targets[0])
+
+    def outputs(model: nn.Module, x: Tensor) -> Outputs:
+        return (model(x),)
+
+    if average == "logits":
+        return Matching(outputs, loss, targets=probabilities)
+    return Matching(outputs, loss, shared=probabilities)
 
 
 def ensemble_means(
@@ -138,46 +96,46 @@ def ensemble_means(
     weights: Sequence[float],
     inputs: Callable[[], Iterable[Tensor]],
     matching: Matching,
-) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-    """Return what a student is to match: the targets of the teachers' weighted means.
+) -> tuple[Outputs, tuple[int, ...]]:
+    """Return the student's targets, from the weighted means of the teachers' outputs.
 
-    Each teacher in turn is loaded into the one model and sees each sample once, in eval mode. A teacher with
-    an output that is not finite has no part in the ensemble.
+    Each teacher in turn is loaded into the one model and sees each sample once, in eval mode. A teacher with an
+    output that is not finite is left out of the ensemble.
 
     Parameters
     ----------
     model : nn.Module
-        It is left in eval mode, with some teacher's weights.
+        It is left in eval mode, with the weights of one of the teachers.
     teachers : sequence of mapping
         Named arrays, at least one.
     weights : sequence of float
-        At least 0, one per teacher; all alike if all are 0.
+        One per teacher, at least 0; if all are 0, they count as equal.
     inputs : callable
-        Returns the batches ``[B, ...]`` that have the model's device, each time the same. Called once, unless
-        a teacher is left out.
+        Returns the batches ``[B, ...]`` on the model's device, the same each time. Called once, and again if a
+        teacher is left out.
     matching : Matching
-        What is taken from the teachers, and averaged.
+        Which outputs are averaged, and what the targets are.
 
     Returns
     -------
     targets : tuple of Tensor
-        ``[N, ...]`` each, float32, on the CPU; none without samples.
+        ``[N, ...]`` each, float32, on the CPU; empty without samples.
     left_out : tuple of int
-        Positions of the teachers that had no part.
+        Positions of the teachers that are left out.
 
     Raises
     ------
     ValueError
-        If there are no teachers, another number of weights, or a negative weight.
+        If there are no teachers, the number of weights differs, or a weight is negative.
     FloatingPointError
-        If no teacher is left.
+        If all teachers are left out.
     """
     targets, (left_out,) = mixed_means([Teachers(model, teachers, weights)], inputs, matching)
     return targets, left_out
 
 
 class Teachers(NamedTuple):
-    """Teachers of one architecture: the model that holds one after the other, their arrays, their weights."""
+    """Teachers of one architecture: a model that holds one after the other, their arrays, and their weights."""
 
     model: nn.Module
     arrays: Sequence[Weights]
@@ -186,38 +144,38 @@ class Teachers(NamedTuple):
 
 def mixed_means(
     groups: Sequence[Teachers], inputs: Callable[[], Iterable[Tensor]], matching: Matching
-) -> tuple[tuple[Tensor, ...], tuple[tuple[int, ...], ...]]:
-    r"""Return what a student is to match where the teachers are of several architectures.
+) -> tuple[Outputs, tuple[tuple[int, ...], ...]]:
+    r"""Return the student's targets, from teachers of several architectures.
 
     The mean over all teachers is that of the groups' means, weighted by the sums of their teachers' weights:
-    :math:`\sum_g \frac{W_g}{W} \sum_{k \in g} \frac{p_k}{W_g} f_g(x; w_k)`. Who is left out counts in neither.
+    :math:`\sum_g \frac{W_g}{W} \sum_{k \in g} \frac{p_k}{W_g} f_g(x; w_k)`. Teachers that are left out count in
+    no sum.
 
-    Source: FedDF (Lin et al., NeurIPS 2020), its algorithm for models of several kinds.
+    Source: FedDF (Lin et al., NeurIPS 2020), its algorithm for heterogeneous models.
 
     Parameters
     ----------
     groups : sequence of Teachers
-        At least one, with a teacher each. Weights as in :func:`ensemble_means`: all alike if those of all groups
-        are 0.
+        At least one, each with at least one teacher. Weights as in :func:`ensemble_means`; they count as equal if
+        those of all groups are 0.
     inputs : callable
-        Returns the batches ``[B, ...]`` that have the models' device, each time the same. Called once per group,
-        and again where a teacher is left out.
+        As in :func:`ensemble_means`; called for each group.
     matching : Matching
-        What is taken from the teachers, and averaged; its outputs have the same shapes in all groups.
+        As in :func:`ensemble_means`; its outputs have the same shapes in all groups.
 
     Returns
     -------
     targets : tuple of Tensor
-        ``[N, ...]`` each, float32, on the CPU; none without samples.
+        ``[N, ...]`` each, float32, on the CPU; empty without samples.
     left_out : tuple of tuple of int
-        By group, positions of the teachers that had no part.
+        By group, positions of the teachers that are left out.
 
     Raises
     ------
     ValueError
-        If there are no groups, one has no teachers or another number of weights, or a weight is negative.
+        If there are no groups, a group has no teachers or another number of weights, or a weight is negative.
     FloatingPointError
-        If no teacher is left in any group.
+        If all teachers of all groups are left out.
 
     Examples
     --------
@@ -231,71 +189,74 @@ def mixed_means(
     """
     if not groups:
         raise ValueError("a group of teachers at least expected, got none")
-    found: list[tuple[Tensor, ...]] = []
-    used: list[list[float]] = []
+    group_means: list[Outputs] = []
+    group_weights: list[list[float]] = []
     left_out = []
     for group in groups:
         means, bad = _means_of(group, inputs, matching)
         left_out.append(bad)
         if means is not None:
-            found.append(means)
-            used.append([weight for k, weight in enumerate(group.weights) if k not in bad])
-    if not found:
+            group_means.append(means)
+            group_weights.append([weight for k, weight in enumerate(group.weights) if k not in bad])
+    if not group_means:
         raise FloatingPointError("no teacher has finite outputs")
-    sums = [sum(weights) for weights in used]
-    total: tuple[Tensor, ...] | None = None
-    # One group's share is 1, which changes no bit of its means.
-    for p, means in zip(shares(sums if any(sums) else [len(each) for each in used]), found, strict=True):
-        total = _add(total, p, means)
-    targets = tuple(target.float() for target in matching.targets(cast(tuple[Tensor, ...], total)))
-    return targets, tuple(left_out)
+    sums = [sum(weights) for weights in group_weights]
+    portions = shares(sums if any(sums) else [len(weights) for weights in group_weights])
+    # A single group's share is 1, which changes no bit of its means.
+    total = _add(None, portions[0], group_means[0])
+    for portion, means in zip(portions[1:], group_means[1:], strict=True):
+        total = _add(total, portion, means)
+    return tuple(target.float() for target in matching.targets(total)), tuple(left_out)
 
 
 @torch.no_grad()
 def _means_of(
     group: Teachers, inputs: Callable[[], Iterable[Tensor]], matching: Matching
-) -> tuple[tuple[Tensor, ...] | None, tuple[int, ...]]:
-    """Return one group's means, in float64, and the teachers without part; None if no teacher is left."""
+) -> tuple[Outputs | None, tuple[int, ...]]:
+    """Return a group's means, in float64, and the teachers that are left out; None if all of them are."""
     model, teachers, weights = group
     if not teachers or len(teachers) != len(weights):
         raise ValueError(
             f"a weight per teacher and at least one expected, got {len(teachers)}, {len(weights)}"
         )
-    left = list(range(len(teachers)))
-    while left:
-        share = shares([weights[k] for k in left])
-        parts: list[tuple[Tensor, ...]] = []
+    usable = list(range(len(teachers)))
+    while usable:
+        portions = shares([weights[k] for k in usable])
+        blocks: list[Outputs] = []
         bad: set[int] = set()
         for block in _blocks(inputs()):
-            total: tuple[Tensor, ...] | None = None
-            for k, p in zip(left, share, strict=True):
-                load_weights(model, teachers[k])
-                model.eval()
-                raw = [matching.outputs(model, x) for x in block]
-                found = tuple(
-                    torch.cat([part.cpu().double() for part in column]) for column in zip(*raw, strict=True)
-                )
-                if not all(bool(torch.isfinite(part).all()) for part in found):
+            total: Outputs | None = None
+            for k, portion in zip(usable, portions, strict=True):
+                outputs = _outputs_of(model, teachers[k], block, matching)
+                if all(bool(torch.isfinite(part).all()) for part in outputs):
+                    total = _add(total, portion, matching.shared(outputs))
+                else:
                     bad.add(k)
-                    continue
-                total = _add(total, p, matching.shared(found))
-            if bad:
+            if bad or total is None:
                 break
-            parts.append(cast(tuple[Tensor, ...], total))
+            blocks.append(total)
         if not bad:
-            means = tuple(torch.cat(column) for column in zip(*parts, strict=True))
-            return means, tuple(k for k in range(len(teachers)) if k not in left)
-        left = [k for k in left if k not in bad]
+            means = tuple(torch.cat(column) for column in zip(*blocks, strict=True))
+            return means, tuple(k for k in range(len(teachers)) if k not in usable)
+        usable = [k for k in usable if k not in bad]
     return None, tuple(range(len(teachers)))
 
 
-def _add(total: tuple[Tensor, ...] | None, share: float, found: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    scaled = tuple(share * part for part in found)
+def _outputs_of(model: nn.Module, weights: Weights, block: list[Tensor], matching: Matching) -> Outputs:
+    """Return a teacher's outputs for all batches of a block, in float64, on the CPU."""
+    load_weights(model, weights)
+    model.eval()
+    outputs = [matching.outputs(model, x) for x in block]
+    return tuple(torch.cat([part.cpu().double() for part in column]) for column in zip(*outputs, strict=True))
+
+
+def _add(total: Outputs | None, portion: float, outputs: Outputs) -> Outputs:
+    scaled = tuple(portion * part for part in outputs)
     return scaled if total is None else tuple(a + b for a, b in zip(total, scaled, strict=True))
 
 
 def _blocks(batches: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """Gather batches, so that each teacher is loaded once for many and no data set need be in memory."""
+    """Group batches, so that each teacher is loaded once per block and the data set need not fit in memory."""
     block: list[Tensor] = []
     size = 0
     for x in batches:

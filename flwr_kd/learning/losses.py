@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-__all__ = ["cross_entropy_soft", "kl_divergence", "safe_norm", "soft_targets"]
+__all__ = ["kl_divergence", "safe_norm", "soft_targets"]
 
 
 def soft_targets(logits: Tensor, temperature: float) -> Tensor:
@@ -72,32 +72,6 @@ def kl_divergence(teacher: Tensor, student_logits: Tensor, temperature: float = 
     student = F.log_softmax(student_logits / temperature, dim=-1)
     total = F.kl_div(student, teacher, reduction="sum")
     return total / max(teacher.shape[0], 1)
-
-
-def cross_entropy_soft(teacher: Tensor, student_logits: Tensor) -> Tensor:
-    r"""Return the mean over rows of :math:`-\sum_c p_c \log softmax(z)_c`.
-
-    It differs from :func:`kl_divergence` by the teacher's entropy, which has no gradient in the student.
-
-    Parameters
-    ----------
-    teacher : Tensor
-        ``[N, C]`` probabilities.
-    student_logits : Tensor
-        ``[N, C]``.
-
-    Returns
-    -------
-    Tensor
-        A scalar; 0 for no rows.
-
-    Raises
-    ------
-    ValueError
-        If the shapes differ.
-    """
-    _check_rows(teacher, student_logits)
-    return -(teacher * F.log_softmax(student_logits, dim=-1)).sum() / max(teacher.shape[0], 1)
 
 
 def safe_norm(x: Tensor, dim: int = -1) -> Tensor:

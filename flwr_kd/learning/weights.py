@@ -10,13 +10,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-__all__ = ["get_weights", "has_finite_weights", "load_weights", "size_of"]
+__all__ = ["check_finite_weights", "get_weights", "load_weights", "size_of"]
 
 NDArray = npt.NDArray[Any]
 
 
 def get_weights(model: nn.Module) -> dict[str, NDArray]:
-    """Return copies of all that a model's ``state_dict`` holds.
+    """Return copies of all arrays in a model's ``state_dict``.
 
     >>> {name: value.shape for name, value in get_weights(nn.Linear(2, 3)).items()}
     {'weight': (3, 2), 'bias': (3,)}
@@ -25,21 +25,44 @@ def get_weights(model: nn.Module) -> dict[str, NDArray]:
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, NDArray]) -> None:
-    """Give a model other weights, by name; names and shapes must be its own."""
+    """Load named arrays into a model; names and shapes must be the model's."""
     model.load_state_dict({name: torch.from_numpy(np.array(value)) for name, value in weights.items()})
 
 
-def has_finite_weights(model: nn.Module) -> bool:
-    """Say whether all that a model's ``state_dict`` holds is finite.
+def check_finite_weights(
+    model: nn.Module, what: str = "the weights", *, option: str = "learning-rate"
+) -> None:
+    """Refuse a model whose ``state_dict`` holds a value that is not finite.
 
-    >>> has_finite_weights(nn.Linear(2, 3))
-    True
+    Parameters
+    ----------
+    model : nn.Module
+        The model, after training.
+    what : str
+        Subject of the error's text.
+    option : str
+        The hyper-parameter whose reduction the text suggests.
+
+    Raises
+    ------
+    FloatingPointError
+        If there is such a value.
+
+    Examples
+    --------
+    >>> model = nn.Linear(2, 3)
+    >>> check_finite_weights(model)
+    >>> _ = nn.init.constant_(model.bias, torch.nan)
+    >>> check_finite_weights(model, "the student's weights")
+    Traceback (most recent call last):
+    FloatingPointError: the student's weights are no longer finite: try a smaller learning-rate
     """
-    return all(bool(torch.isfinite(value).all()) for value in model.state_dict().values())
+    if not all(bool(torch.isfinite(value).all()) for value in model.state_dict().values()):
+        raise FloatingPointError(f"{what} are no longer finite: try a smaller {option}")
 
 
 def size_of(tensors: Mapping[str, Tensor]) -> int:
-    """Return how many bytes named tensors have, such as a ``state_dict``.
+    """Return the size in bytes of named tensors, such as a ``state_dict``.
 
     >>> size_of(nn.Linear(2, 3).state_dict())
     36

@@ -16,7 +16,7 @@ from flwr_kd.distillation.samples import check_samples, digest_of, try_model
 from flwr_kd.learning.batches import Batches
 from flwr_kd.learning.loop import fit, make_optimizer
 from flwr_kd.learning.losses import kl_divergence, soft_targets
-from flwr_kd.learning.weights import has_finite_weights
+from flwr_kd.learning.weights import check_finite_weights
 from flwr_kd.public_data.config import PublicKnowledgeConfig
 from flwr_kd.public_data.messages import (
     PublicRows,
@@ -111,8 +111,7 @@ class PublicKnowledgeClient(KDClient):
         samples, rows, message = self._asked(task, PublicRowsTargets, PublicSamplesTargets)
         self.load_trained()
         self.distil(task, samples, rows, unpack_predictions(message.targets))
-        if not has_finite_weights(self.model):
-            raise FloatingPointError("the weights are no longer finite: try a smaller distill-learning-rate")
+        check_finite_weights(self.model, option="distill-learning-rate")
         self.keep()
         return Answer(
             num_examples=len(self.train_batches), metrics=self.local_metrics(task.config.batch_size)

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from flwr_kd.checks import ConfigError
 from flwr_kd.distillation.server import DistillingStrategy, Group, ServerDistiller, distil_groups
+from flwr_kd.distillation.student import Distillation
 from flwr_kd.distillation.teachers import soft_labels
 from flwr_kd.learning.weights import get_weights
 from flwr_kd.seeding import derive_seed
@@ -60,14 +61,10 @@ class FedDF(DistillingStrategy):
     ) -> ArrayRecord | None:
         """Average the models, weighted by sample counts, and distil the ensemble of all into the mean."""
         config = cast(FedDFConfig, self.config)
-        replies = list(replies)
-        models, weights = [reply.arrays for reply in replies], [reply.num_examples for reply in replies]
-        self.round_trips += len(replies)
-        names = [str(reply.node) for reply in replies]
+        group = Group.of_replies(self.distiller, self.template, list(replies))
+        self.round_trips += len(group.models)
         distilled = self.distil(
-            models,
-            weights,
-            names,
+            group,
             epochs=config.server_epochs,
             server_round=server_round,
             matching=soft_labels(config.average),
@@ -222,14 +219,17 @@ class PFedDF(KDStrategy):
             members: dict[int, list[Reply]] = {}
             for reply in replies:
                 members.setdefault(self._group(reply.node), []).append(reply)
-            distilled = distil_groups(
-                [self._sent(g, members[g]) for g in sorted(members)],
+            how = Distillation.in_round(
                 config,
+                server_round,
                 epochs=config.server_epochs,
-                server_round=server_round,
                 seed=derive_seed(self.seed, "server", server_round),
                 matching=soft_labels(config.average),
             )
+            groups = [
+                Group.of_replies(self.distillers[g], self.templates[g], members[g]) for g in sorted(members)
+            ]
+            distilled = distil_groups(groups, how, server_round=server_round)
             new = {g: found for g, found in zip(sorted(members), distilled, strict=True) if found is not None}
             for g, found in new.items():
                 self.prototypes[g] = dict(zip(self.templates[g].names, found, strict=True))
@@ -242,15 +242,6 @@ class PFedDF(KDStrategy):
                 )
             self._trained = True
         return None
-
-    def _sent(self, group: int, replies: list[Reply]) -> Group:
-        return Group(
-            self.distillers[group],
-            self.templates[group],
-            [reply.arrays for reply in replies],
-            [reply.num_examples for reply in replies],
-            [str(reply.node) for reply in replies],
-        )
 
     # ------------------------------------------------------------------ state
 

@@ -17,7 +17,7 @@ from flwr_kd.learning.batches import into_batches
 from flwr_kd.learning.device import resolve_device
 from flwr_kd.learning.loop import fit, make_optimizer
 from flwr_kd.learning.losses import soft_targets
-from flwr_kd.learning.weights import get_weights, has_finite_weights, load_weights
+from flwr_kd.learning.weights import check_finite_weights, get_weights, load_weights
 from flwr_kd.models import build_predictor
 from flwr_kd.seeding import derive_seed, forked_global_rng, numpy_generator, torch_generator
 from flwr_kd.server.records import NDArray, Node, Outgoing, Reply
@@ -279,8 +279,7 @@ class FedGKT(KDStrategy):
 
         optimizer = make_optimizer(model, config, config.learning_rate_at(server_round))
         fit(model, optimizer, epoch, loss, epochs=config.server_epochs)
-        if not has_finite_weights(model):
-            raise FloatingPointError("weights that are not finite")
+        check_finite_weights(model)
 
     def _state(self) -> Mapping[str, Tensor]:
         return cast(nn.Module, self.server_model).state_dict()

@@ -7,7 +7,7 @@ from typing import Any, cast
 from flwr_kd.client.client import KDClient
 from flwr_kd.client.task import Answer, Task
 from flwr_kd.distillation.samples import check_samples
-from flwr_kd.distillation.student import distil_ensemble
+from flwr_kd.distillation.student import Distillation, distil_ensemble
 from flwr_kd.transport.payload import PayloadError
 
 from .config import FedHEADConfig
@@ -48,11 +48,8 @@ class FedHEADClient(KDClient):
             teachers,
             message.weights.tolist(),
             self.knowledge_batches,
-            config,
-            epochs=config.sector_epochs,
-            learning_rate=config.learning_rate_at(task.server_round),
-            seed=task.seed,
-            device=self.device,
+            Distillation.in_round(config, task.server_round, epochs=config.sector_epochs, seed=task.seed),
+            self.device,
         )
         metrics = {
             "distill-epochs": float(done.epochs),

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from flwr_kd.config import DistillationConfig, hyper
+from flwr_kd.config import hyper
+from flwr_kd.distillation.config import DistillationConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from flwr.app import ArrayRecord
 from flwr.common.logger import log
 
 from flwr_kd.checks import ConfigError
-from flwr_kd.distillation.server import DistillingStrategy
+from flwr_kd.distillation.server import DistillingStrategy, Group
 from flwr_kd.seeding import numpy_generator
 from flwr_kd.server.aggregation import shares, weighted_mean
 from flwr_kd.server.records import NDArray, Node, Outgoing, Reply
@@ -244,4 +244,5 @@ class FedHEADPlus(DistillingStrategy, FedHEAD):
         """Average the sectors' models, and distil the ensemble of them into the mean."""
         epochs = cast(FedHEADConfig, self.config).server_epochs
         names = [f"sector {sector}" for sector in models]
-        return self.distil(list(models.values()), weights, names, epochs=epochs, server_round=server_round)
+        group = Group(self.distiller, self.template, list(models.values()), weights, names)
+        return self.distil(group, epochs=epochs, server_round=server_round)

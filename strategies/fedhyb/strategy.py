@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 from flwr_kd.checks import ConfigError
-from flwr_kd.distillation.server import DistillingStrategy
+from flwr_kd.distillation.server import DistillingStrategy, Group
 from flwr_kd.distillation.teachers import Matching
 from flwr_kd.models import build_generator
 from flwr_kd.seeding import derive_seed, torch_generator
@@ -75,17 +75,13 @@ class FedHyb(DistillingStrategy):
     ) -> ArrayRecord | None:
         """Average the models by sample counts (equation 2), and fine-tune the mean on the proxy set (8)."""
         config = cast(FedHybConfig, self.config)
-        replies = list(replies)
-        models = [reply.arrays for reply in replies]
-        self.renew_proxy(models, server_round)
+        group = Group.of_replies(self.distiller, self.template, list(replies))
+        self.renew_proxy(group.models, server_round)
         distilled = self.distil(
-            models,
-            [reply.num_examples for reply in replies],
-            [str(reply.node) for reply in replies],
+            group._replace(teacher_weights=[1.0] * len(group.models)),
             epochs=config.server_epochs,
             server_round=server_round,
             matching=predictions_and_features(config),
-            teacher_weights=[1.0] * len(models),
             learning_rate=config.server_learning_rate_at(server_round),
         )
         return self.template.record(distilled)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flwr_kd.learning.loop import batchnorm_frozen
-from flwr_kd.learning.weights import has_finite_weights, load_weights
+from flwr_kd.learning.weights import check_finite_weights, load_weights
 from flwr_kd.models import ConditionalGenerator
 
 __all__ = [
@@ -175,8 +175,7 @@ def train_generator(
         ((x * gradient).sum() + of_samples).backward()
         optimizer.step()
     generator.eval()
-    if not has_finite_weights(generator):
-        raise FloatingPointError("the generator's weights are no longer finite")
+    check_finite_weights(generator, "the generator's weights", option="generator-learning-rate")
     return value
 
 

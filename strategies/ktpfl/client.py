@@ -10,7 +10,7 @@ from flwr_kd.checks import ConfigError
 from flwr_kd.client.client import KDClient
 from flwr_kd.client.personal_state import StateError
 from flwr_kd.client.task import Answer, Task
-from flwr_kd.learning.weights import has_finite_weights, load_weights
+from flwr_kd.learning.weights import check_finite_weights, load_weights
 from flwr_kd.public_data.client import PublicKnowledgeClient
 
 from .config import KTpFLConfig, KTpFLWeightsConfig
@@ -63,8 +63,7 @@ class KTpFLWeightsClient(KDClient):
         """
         self.load(task)
         loss = self.train(task, self.objective(task))
-        if not has_finite_weights(self.model):
-            raise FloatingPointError("the weights are no longer finite: try a smaller learning-rate")
+        check_finite_weights(self.model)
         self.keep()
         return Answer(
             arrays=self.arrays(task.names),

@@ -1,8 +1,10 @@
+"""FedHKD's knowledge and regularisers, against the oracle."""
+
 from __future__ import annotations
 
 import doctest
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import knowledge as oracle
@@ -10,53 +12,30 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.special import rel_entr, softmax
-from scipy.stats import entropy, kstest
+from tensors import (
+    LABEL_DTYPES,
+    assert_close,
+    assert_gradient_close,
+    both_dtypes,
+    generator,
+    gradient_of,
+    normal,
+    probabilities,
+    random_labels,
+)
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, one_hot
+from torch.nn.functional import cross_entropy
 
-from flwr_kd.learning.losses import cross_entropy_soft, kl_divergence, safe_norm, soft_targets
 from flwr_kd.strategies.fedhkd import (
     Knowledge,
-    add_noise,
     aggregate_knowledge,
     classifier_loss,
     feature_loss,
     local_knowledge,
-    noise_predictions,
 )
 
 repeatable = settings(max_examples=40, deadline=None, derandomize=True)
 seeds = st.integers(0, 2**32 - 1)
-both_dtypes = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
-LABEL_DTYPES = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
-
-
-def _assert_close(actual: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
-    rtol, atol = (1e-12, 1e-13) if dtype == torch.float64 else (3e-5, 3e-6)
-    torch.testing.assert_close(actual, expected, rtol=rtol, atol=atol)
-
-
-def _assert_gradient_close(actual: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
-    """Looser: the unit vector of a short difference keeps few of float32's digits."""
-    rtol, atol = (1e-9, 1e-12) if dtype == torch.float64 else (1e-3, 1e-4)
-    torch.testing.assert_close(actual, expected, rtol=rtol, atol=atol)
-
-
-def _generator(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def _normal(*shape: int, seed: int, dtype: torch.dtype = torch.float64, scale: float = 1.0) -> Tensor:
-    return scale * torch.randn(*shape, generator=_generator(seed), dtype=torch.float64).to(dtype)
-
-
-def _labels(size: int, num_classes: int, seed: int) -> Tensor:
-    return torch.randint(num_classes, (size,), generator=_generator(seed))
-
-
-def _probabilities(*shape: int, seed: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.softmax(_normal(*shape, seed=seed, scale=2.0), -1).to(dtype)
 
 
 def _local(features: Tensor, logits: Tensor, labels: Tensor, **changes: float) -> Knowledge:
@@ -66,9 +45,9 @@ def _local(features: Tensor, logits: Tensor, labels: Tensor, **changes: float) -
 
 def _random_client(seed: int, *, samples: int, classes: int, width: int, threshold: float) -> Knowledge:
     return _local(
-        _normal(samples, width, seed=seed, scale=3.0),
-        _normal(samples, classes, seed=seed + 1),
-        _labels(samples, classes, seed + 2),
+        normal(samples, width, seed=seed, scale=3.0),
+        normal(samples, classes, seed=seed + 1),
+        random_labels(samples, classes, seed + 2),
         threshold=threshold,
     )
 
@@ -101,7 +80,7 @@ def _assert_matches(actual: Knowledge, expected: Mapping[int, Any], dtype: torch
             (actual.representations[j], want.representation),
             (actual.predictions[j], want.prediction),
         ):
-            _assert_close(got, torch.tensor(row, dtype=dtype), dtype)
+            assert_close(got, torch.tensor(row, dtype=dtype), dtype)
 
 
 def _assert_same(a: Knowledge, b: Knowledge) -> None:
@@ -110,162 +89,10 @@ def _assert_same(a: Knowledge, b: Knowledge) -> None:
     assert torch.equal(a.counts, b.counts)
 
 
-def _gradient(loss: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:
-    """Gradient of ``loss``; also where the loss is a constant that autograd does not see."""
-    leaf = at.detach().clone().requires_grad_()
-    (gradient,) = torch.autograd.grad(loss(leaf) + 0.0 * leaf.sum(), leaf)
-    return gradient
-
-
 def test_the_oracle_agrees_with_its_cases_worked_by_hand() -> None:
     results = doctest.testmod(oracle)
     assert results.attempted > 20
     assert results.failed == 0
-
-
-class TestSoftTargets:
-    @both_dtypes
-    @pytest.mark.parametrize("shape", [(5,), (3, 5), (2, 3, 5)])
-    @pytest.mark.parametrize("temperature", [0.5, 1.0, 4.0])
-    def test_matches_scipy(self, dtype: torch.dtype, shape: tuple[int, ...], temperature: float) -> None:
-        logits = _normal(*shape, seed=1, dtype=dtype, scale=3.0)
-        expected = torch.tensor(softmax(logits.double().numpy() / temperature, axis=-1), dtype=dtype)
-        _assert_close(soft_targets(logits, temperature), expected, dtype)
-
-    def test_by_hand(self) -> None:
-        # exp(ln 2 / 0.5) = 4 against exp(0) = 1.
-        actual = soft_targets(torch.tensor([math.log(2), 0.0], dtype=torch.float64), 0.5)
-        torch.testing.assert_close(actual, torch.tensor([0.8, 0.2], dtype=torch.float64))
-
-    def test_large_logits_do_not_overflow(self) -> None:
-        actual = soft_targets(torch.tensor([1e4, 0.0, -1e4]), 0.5)
-        assert actual.tolist() == [1.0, 0.0, 0.0]
-
-    @pytest.mark.parametrize("temperature", [0.0, -0.5, math.nan, math.inf, -math.inf])
-    def test_bad_temperature(self, temperature: float) -> None:
-        with pytest.raises(ValueError, match="temperature"):
-            soft_targets(torch.zeros(2, 3), temperature)
-
-
-class TestKlDivergence:
-    @both_dtypes
-    @pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
-    def test_matches_scipy(self, dtype: torch.dtype, temperature: float) -> None:
-        teacher = _probabilities(7, 4, seed=1, dtype=dtype)
-        logits = _normal(7, 4, seed=2, dtype=dtype, scale=2.0)
-        student = softmax(logits.double().numpy() / temperature, axis=-1)
-        actual = kl_divergence(teacher, logits, temperature)
-        assert actual.shape == ()
-        # Two formulas of scipy's: entropy normalises its input, rel_entr does not.
-        for expected in (
-            entropy(teacher.double().numpy(), student, axis=1).mean(),
-            rel_entr(teacher.double().numpy(), student).sum(axis=1).mean(),
-            oracle.kl_divergence(teacher.tolist(), logits.tolist(), temperature),
-        ):
-            _assert_close(actual, torch.tensor(expected, dtype=dtype), dtype)
-
-    def test_by_hand(self) -> None:
-        # softmax(2 ln 3, 0) = (9, 1) / 10: KL = ln(5/9) / 2 + ln(5) / 2 = ln(5 / 3). No factor T².
-        teacher = torch.tensor([[0.5, 0.5]], dtype=torch.float64)
-        logits = torch.tensor([[math.log(3), 0.0]], dtype=torch.float64)
-        assert kl_divergence(teacher, logits, temperature=0.5).item() == pytest.approx(math.log(5 / 3))
-        assert kl_divergence(teacher, logits).item() == pytest.approx(math.log(4 / 3) / 2)
-
-    def test_mean_over_rows_not_elements(self) -> None:
-        # A row of KL ln 2 and a row of KL 0: the mean over rows is ln 2 / 2 whatever the number of classes.
-        for classes in (2, 8):
-            teacher = torch.zeros(2, classes, dtype=torch.float64)
-            teacher[:, :2] = torch.tensor([[1.0, 0.0], [0.5, 0.5]])
-            logits = torch.full((2, classes), -1e4, dtype=torch.float64)
-            logits[:, :2] = 0.0
-            assert kl_divergence(teacher, logits).item() == pytest.approx(math.log(2) / 2)
-
-    def test_zero_teacher_probability_counts_nothing(self) -> None:
-        # The second class is impossible for both: 0 · ln 0 and 0 · ln(0 / 0) are 0, in value and in gradient.
-        teacher = torch.tensor([[1.0, 0.0]])
-        logits = torch.tensor([[0.0, -1e4]])
-        assert kl_divergence(teacher, logits).item() == 0.0
-        assert _gradient(lambda z: kl_divergence(teacher, z), logits).tolist() == [[0.0, 0.0]]
-
-    def test_is_zero_only_for_the_same_distribution(self) -> None:
-        logits = _normal(6, 5, seed=3)
-        other = _normal(6, 5, seed=4)
-        assert kl_divergence(soft_targets(logits, 2.0), logits, 2.0).item() == pytest.approx(0.0, abs=1e-14)
-        assert kl_divergence(soft_targets(logits, 2.0), other, 2.0).item() > 0.01
-
-    def test_no_rows(self) -> None:
-        assert kl_divergence(torch.zeros(0, 3), torch.zeros(0, 3)).item() == 0.0
-
-    def test_gradient_closed_form(self) -> None:
-        # d KL / d z = (softmax(z / T) - p) / (T N).
-        teacher = _probabilities(6, 5, seed=5)
-        logits = _normal(6, 5, seed=6)
-        actual = _gradient(lambda z: kl_divergence(teacher, z, 2.0), logits)
-        torch.testing.assert_close(actual, (torch.softmax(logits / 2, -1) - teacher) / 12)
-
-    @pytest.mark.parametrize("temperature", [0.0, -1.0, math.nan, math.inf])
-    def test_bad_temperature(self, temperature: float) -> None:
-        with pytest.raises(ValueError, match="temperature"):
-            kl_divergence(torch.full((1, 2), 0.5), torch.zeros(1, 2), temperature)
-
-    def test_shapes_are_not_broadcast(self) -> None:
-        with pytest.raises(ValueError, match="teacher"):
-            kl_divergence(torch.full((1, 2), 0.5), torch.zeros(3, 2))
-
-
-class TestCrossEntropySoft:
-    @both_dtypes
-    def test_one_hot_is_cross_entropy(self, dtype: torch.dtype) -> None:
-        logits = _normal(9, 4, seed=1, dtype=dtype)
-        labels = _labels(9, 4, seed=2)
-        actual = cross_entropy_soft(one_hot(labels, 4).to(dtype), logits)
-        _assert_close(actual, cross_entropy(logits, labels), dtype)
-
-    def test_is_kl_plus_entropy(self) -> None:
-        teacher = _probabilities(9, 4, seed=3)
-        logits = _normal(9, 4, seed=4)
-        expected = kl_divergence(teacher, logits).item() + entropy(teacher.numpy(), axis=1).mean()
-        assert cross_entropy_soft(teacher, logits).item() == pytest.approx(expected, rel=1e-12)
-
-    def test_by_hand(self) -> None:
-        # softmax = (3/4, 1/4): -(0.5 ln 3/4 + 0.5 ln 1/4) = ln(16 / 3) / 2.
-        teacher = torch.tensor([[0.5, 0.5]], dtype=torch.float64)
-        logits = torch.tensor([[math.log(3), 0.0]], dtype=torch.float64)
-        assert cross_entropy_soft(teacher, logits).item() == pytest.approx(math.log(16 / 3) / 2)
-
-    def test_shapes_are_not_broadcast(self) -> None:
-        with pytest.raises(ValueError, match="teacher"):
-            cross_entropy_soft(torch.full((1, 2), 0.5), torch.zeros(3, 2))
-
-
-class TestSafeNorm:
-    @both_dtypes
-    @pytest.mark.parametrize("dim", [-1, 0, 1])
-    def test_matches_loops(self, dtype: torch.dtype, dim: int) -> None:
-        x = _normal(4, 3, 5, seed=1, dtype=dtype)
-        moved = x.movedim(dim, -1)
-        expected = torch.empty(moved.shape[:-1], dtype=dtype)
-        for i in range(expected.shape[0]):
-            for k in range(expected.shape[1]):
-                row = moved[i, k].tolist()
-                expected[i, k] = oracle.distance(row, [0.0] * len(row))
-        _assert_close(safe_norm(x, dim=dim), expected, dtype)
-
-    def test_default_is_the_last_dimension(self) -> None:
-        assert safe_norm(torch.tensor([[3.0, 4.0], [0.0, 0.0]])).tolist() == [5.0, 0.0]
-
-    @pytest.mark.parametrize("size", [1.0, 1e-12])
-    def test_gradient_is_the_unit_vector_and_zero_at_zero(self, size: float) -> None:
-        # Small lengths too: a constant under the root, or a clamp, would change value and gradient there.
-        x = size * torch.tensor([[3.0, 4.0], [0.0, 0.0], [-4.0, 3.0]], dtype=torch.float64)
-        expected = size * torch.tensor([5.0, 0.0, 5.0], dtype=torch.float64)
-        torch.testing.assert_close(safe_norm(x), expected, rtol=1e-12, atol=0.0)
-        unit = torch.tensor([[0.6, 0.8], [0.0, 0.0], [-0.8, 0.6]], dtype=torch.float64)
-        torch.testing.assert_close(_gradient(lambda v: safe_norm(v).sum(), x), unit, rtol=1e-12, atol=0.0)
-
-    def test_gradcheck(self) -> None:
-        x = _normal(3, 4, seed=2).requires_grad_()
-        assert torch.autograd.gradcheck(safe_norm, (x,))
 
 
 class TestLocalKnowledge:
@@ -305,9 +132,9 @@ class TestLocalKnowledge:
         temperature: float,
         clip: float,
     ) -> None:
-        features = _normal(samples, width, seed=seed, dtype=dtype, scale=3.0)
-        logits = _normal(samples, classes, seed=seed + 1, dtype=dtype)
-        labels = _labels(samples, classes, seed + 2)
+        features = normal(samples, width, seed=seed, dtype=dtype, scale=3.0)
+        logits = normal(samples, classes, seed=seed + 1, dtype=dtype)
+        labels = random_labels(samples, classes, seed + 2)
         options = {"threshold": threshold, "temperature": temperature, "clip": clip}
         expected = oracle.local_knowledge(
             features.tolist(), logits.tolist(), labels.tolist(), num_classes=classes, **options
@@ -357,21 +184,21 @@ class TestLocalKnowledge:
         _assert_matches(actual, {1: oracle.ClassKnowledge([1.0, -3.0], [0.5, 0.5], 1)}, torch.float32)
 
     def test_client_with_one_class(self) -> None:
-        features = _normal(6, 3, seed=1)
-        logits = _normal(6, 4, seed=2)
+        features = normal(6, 3, seed=1)
+        logits = normal(6, 4, seed=2)
         actual = _local(features, logits, torch.full((6,), 2), threshold=1.0, clip=1e6)
         assert actual.counts.tolist() == [0, 0, 6, 0]
         torch.testing.assert_close(actual.representations[2], features.mean(0))
         torch.testing.assert_close(actual.predictions[2], torch.softmax(2 * logits, -1).mean(0))
 
     def test_order_of_samples_is_irrelevant(self) -> None:
-        features, logits, labels = _normal(30, 4, seed=1), _normal(30, 3, seed=2), _labels(30, 3, 3)
-        order = torch.randperm(30, generator=_generator(4))
+        features, logits, labels = normal(30, 4, seed=1), normal(30, 3, seed=2), random_labels(30, 3, 3)
+        order = torch.randperm(30, generator=generator(4))
         _assert_same(_local(features, logits, labels), _local(features[order], logits[order], labels[order]))
 
     @pytest.mark.parametrize("label_dtype", LABEL_DTYPES, ids=str)
     def test_label_dtypes(self, label_dtype: torch.dtype) -> None:
-        features, logits, labels = _normal(30, 4, seed=1), _normal(30, 3, seed=2), _labels(30, 3, 3)
+        features, logits, labels = normal(30, 4, seed=1), normal(30, 3, seed=2), random_labels(30, 3, 3)
         expected = oracle.local_knowledge(
             features.tolist(),
             logits.tolist(),
@@ -509,7 +336,7 @@ class TestAggregateKnowledge:
     ) -> None:
         # With ν = 0 the weights N_i^j / N^j make (9) the mean over everybody's samples.
         data = [
-            (_normal(n, 3, seed=seed + i), _normal(n, 4, seed=seed + 9 + i), _labels(n, 4, seed + 99 + i))
+            (normal(n, 3, seed=seed + i), normal(n, 4, seed=seed + 9 + i), random_labels(n, 4, seed + 99 + i))
             for i, n in enumerate(sizes)
         ]
         pooled = [torch.cat(parts) for parts in zip(*data, strict=True)]
@@ -556,183 +383,6 @@ class TestAggregateKnowledge:
             aggregate_knowledge([a, b])
 
 
-class TestAddNoise:
-    WIDTH = 40_000
-
-    def _knowledge(self, counts: list[int], width: int = WIDTH) -> Knowledge:
-        known = torch.tensor(counts) > 0
-        return Knowledge(
-            torch.linspace(-3, 3, width, dtype=torch.float64).repeat(len(counts), 1) * known[:, None],
-            _probabilities(len(counts), len(counts), seed=1) * known[:, None],
-            torch.tensor(counts),
-        )
-
-    def test_distribution(self) -> None:
-        # (7) and (8): per element N(0, (2 ζ σ / N_i^j)²), so a class with few samples gets more noise.
-        clean = self._knowledge([1, 0, 10, 250])
-        noisy = add_noise(clean, sigma=7.0, clip=3.0, generator=_generator(5))
-        for j, count in ((0, 1), (2, 10), (3, 250)):
-            std = oracle.noise_std(count, sigma=7.0, clip=3.0)
-            assert std == pytest.approx(42 / count)
-            noise = noisy.representations[j] - clean.representations[j]
-            assert abs(noise.mean().item()) < 4 * std / math.sqrt(self.WIDTH)
-            assert noise.std().item() == pytest.approx(std, rel=4 / math.sqrt(2 * self.WIDTH))
-            assert kstest(noise.numpy() / std, "norm").pvalue > 0.001
-
-    def test_elements_are_independent(self) -> None:
-        # Not one draw per class, nor the same draws for every class.
-        clean = self._knowledge([4, 4])
-        noise = (
-            add_noise(clean, sigma=7.0, clip=3.0, generator=_generator(6)).representations
-            - clean.representations
-        )
-        bound = 4 / math.sqrt(self.WIDTH)
-        assert abs(torch.corrcoef(noise)[0, 1].item()) < bound
-        assert abs(torch.corrcoef(torch.stack([noise[0, 1:], noise[0, :-1]]))[0, 1].item()) < bound
-
-    def test_unknown_classes_stay_zero_and_the_rest_is_untouched(self) -> None:
-        clean = self._knowledge([2, 0, 3], width=50)
-        before = clean.representations.clone()
-        noisy = add_noise(clean, sigma=7.0, clip=3.0, generator=_generator(7))
-        assert torch.equal(clean.representations, before)
-        assert noisy.representations[1].tolist() == [0.0] * 50
-        assert (noisy.representations[[0, 2]] != before[[0, 2]]).all()
-        assert torch.equal(noisy.predictions, clean.predictions)
-        assert torch.equal(noisy.counts, clean.counts)
-
-    def test_generator_decides_the_draw(self) -> None:
-        clean = self._knowledge([2, 5], width=20)
-
-        def draw(generator: torch.Generator) -> Tensor:
-            return add_noise(clean, sigma=7.0, clip=3.0, generator=generator).representations
-
-        shared = _generator(8)
-        first = draw(shared)
-        assert torch.equal(first, draw(_generator(8)))
-        assert not torch.equal(first, draw(shared))
-        assert not torch.equal(first, draw(_generator(9)))
-
-    def test_global_generator_is_not_used(self) -> None:
-        state = torch.get_rng_state()
-        add_noise(self._knowledge([2], width=20), sigma=7.0, clip=3.0, generator=_generator(8))
-        assert torch.equal(torch.get_rng_state(), state)
-
-    @both_dtypes
-    def test_sigma_zero_is_the_identity(self, dtype: torch.dtype) -> None:
-        clean = self._knowledge([2, 0], width=20)
-        clean = Knowledge(clean.representations.to(dtype), clean.predictions.to(dtype), clean.counts)
-        noisy = add_noise(clean, sigma=0.0, clip=3.0, generator=_generator(1))
-        assert torch.equal(noisy.representations, clean.representations)
-        assert noisy.representations.dtype == dtype
-        assert torch.equal(noisy.predictions, clean.predictions)
-        assert torch.equal(noisy.counts, clean.counts)
-
-    @both_dtypes
-    def test_keeps_the_dtype(self, dtype: torch.dtype) -> None:
-        clean = self._knowledge([2], width=20)
-        clean = Knowledge(clean.representations.to(dtype), clean.predictions.to(dtype), clean.counts)
-        assert add_noise(clean, sigma=7.0, clip=3.0, generator=_generator(1)).representations.dtype == dtype
-
-    def test_noise_is_averaged_out_over_clients(self) -> None:
-        # (10): Σ p_i χ_i has the variance σ² Σ p_i² S_i². As p_i S_i = 2 ζ / N^j for every client, the
-        # standard deviation is 2 ζ σ √m / N^j. (The text below (10) prints the variance without the p_i².)
-        counts = [3, 10, 40, 100]
-        generator = _generator(10)
-        clean = [self._knowledge([n]) for n in counts]
-        noisy = [add_noise(each, sigma=7.0, clip=3.0, generator=generator) for each in clean]
-        error = aggregate_knowledge(noisy).representations - aggregate_knowledge(clean).representations
-        expected = 2 * 3.0 * 7.0 * math.sqrt(len(counts)) / sum(counts)
-        assert error.std().item() == pytest.approx(expected, rel=4 / math.sqrt(2 * self.WIDTH))
-        assert abs(error.mean().item()) < 4 * expected / math.sqrt(self.WIDTH)
-
-    @pytest.mark.parametrize(
-        ("field", "value"),
-        [
-            ("sigma", -1.0),
-            ("sigma", math.nan),
-            ("sigma", math.inf),
-            ("clip", 0.0),
-            ("clip", -3.0),
-            ("clip", math.nan),
-            ("clip", math.inf),
-        ],
-    )
-    def test_bad_options(self, field: str, value: float) -> None:
-        options = {"sigma": 7.0, "clip": 3.0} | {field: value}
-        # The noise's own name for ζ is the bound.
-        with pytest.raises(ValueError, match=r"clip|bound" if field == "clip" else field):
-            add_noise(self._knowledge([2], width=3), generator=_generator(1), **options)
-
-
-class TestNoisePredictions:
-    def test_distribution(self) -> None:
-        # Noise that never reaches a negative element: with uniform p the division by the row's sum takes the
-        # noise's mean off it, so C independent elements of variance s² keep the variance s² (1 - 1/C).
-        classes, count, sigma = 200, 1000, 0.1
-        clean = Knowledge(
-            torch.zeros(classes, 3, dtype=torch.float64),
-            torch.full((classes, classes), 1 / classes, dtype=torch.float64),
-            torch.full((classes,), count),
-        )
-        noisy = noise_predictions(clean, sigma=sigma, generator=_generator(1))
-        noise = noisy.predictions - clean.predictions
-        expected = sigma / count * math.sqrt(1 - 1 / classes)
-        # 1 % for the second order of the division.
-        assert noise.std().item() == pytest.approx(expected, rel=4 / math.sqrt(2 * classes**2) + 0.01)
-        assert kstest(noise.flatten().numpy() / expected, "norm").pvalue > 0.001
-
-    @both_dtypes
-    @repeatable
-    @given(
-        seed=seeds, classes=st.integers(1, 6), sigma=st.sampled_from([0.01, 1.0, 7.0, 1e4]), data=st.data()
-    )
-    def test_rows_stay_distributions(
-        self, dtype: torch.dtype, seed: int, classes: int, sigma: float, data: Any
-    ) -> None:
-        counts = torch.tensor(data.draw(st.lists(st.integers(0, 50), min_size=classes, max_size=classes)))
-        rows = _probabilities(classes, classes, seed=seed, dtype=dtype) * (counts > 0)[:, None]
-        clean = Knowledge(_normal(classes, 2, seed=seed, dtype=dtype) * (counts > 0)[:, None], rows, counts)
-        noisy = noise_predictions(clean, sigma=sigma, generator=_generator(seed))
-        assert noisy.predictions.dtype == dtype
-        assert (noisy.predictions >= 0).all()
-        torch.testing.assert_close(noisy.predictions.sum(1), (counts > 0).to(dtype))
-        assert torch.equal(noisy.representations, clean.representations)
-        assert torch.equal(noisy.counts, counts)
-
-    def test_a_row_without_a_positive_element_becomes_uniform(self) -> None:
-        # So much noise that both elements of a row are negative in one row of four.
-        clean = Knowledge(torch.zeros(2, 1), torch.full((2, 2), 0.5), torch.tensor([1, 1]))
-        rows = torch.cat(
-            [
-                noise_predictions(clean, sigma=1e6, generator=_generator(seed)).predictions
-                for seed in range(200)
-            ]
-        )
-        uniform = (rows == 0.5).all(1).double().mean().item()
-        assert uniform == pytest.approx(0.25, abs=4 * math.sqrt(0.25 * 0.75 / 400))
-
-    def test_sigma_zero_is_the_identity(self) -> None:
-        clean = _random_client(1, samples=12, classes=4, width=3, threshold=0.25)
-        assert not clean.known.all()
-        assert clean.known.any()
-        _assert_same(noise_predictions(clean, sigma=0.0, generator=_generator(1)), clean)
-
-    def test_generator_decides_the_draw(self) -> None:
-        clean = _random_client(1, samples=12, classes=4, width=3, threshold=0.25)
-        shared = _generator(8)
-        first = noise_predictions(clean, sigma=1.0, generator=shared).predictions
-        again = noise_predictions(clean, sigma=1.0, generator=shared).predictions
-        same = noise_predictions(clean, sigma=1.0, generator=_generator(8)).predictions
-        assert torch.equal(first, same)
-        assert not torch.equal(first, again)
-
-    @pytest.mark.parametrize("sigma", [-1.0, math.nan, math.inf])
-    def test_bad_sigma(self, sigma: float) -> None:
-        clean = _random_client(1, samples=12, classes=4, width=3, threshold=0.25)
-        with pytest.raises(ValueError, match="sigma"):
-            noise_predictions(clean, sigma=sigma, generator=_generator(1))
-
-
 class TestClassifierLoss:
     def test_by_hand(self) -> None:
         # Q(ln 2, 0) = (0.8, 0.2) is 0.3 √2 from (0.5, 0.5); class 1 is unknown and n is 2 all the same.
@@ -747,29 +397,29 @@ class TestClassifierLoss:
     @repeatable
     @given(seed=seeds, classes=st.integers(1, 8), temperature=st.sampled_from([0.5, 1.0, 3.0]))
     def test_matches_oracle(self, dtype: torch.dtype, seed: int, classes: int, temperature: float) -> None:
-        logits = _normal(classes, classes, seed=seed, dtype=dtype)
-        predictions = _probabilities(classes, classes, seed=seed + 1, dtype=dtype)
-        known = _labels(classes, 2, seed + 2).bool()
+        logits = normal(classes, classes, seed=seed, dtype=dtype)
+        predictions = probabilities(classes, classes, seed=seed + 1, dtype=dtype)
+        known = random_labels(classes, 2, seed + 2).bool()
         knowledge = {j: predictions[j].tolist() for j in range(classes) if known[j]}
         actual = classifier_loss(logits, predictions, known, temperature)
         expected = oracle.classifier_loss(logits.tolist(), knowledge, temperature)
-        _assert_close(actual, torch.tensor(expected, dtype=dtype), dtype)
+        assert_close(actual, torch.tensor(expected, dtype=dtype), dtype)
 
-        gradient = _gradient(lambda z: classifier_loss(z, predictions, known, temperature), logits)
+        gradient = gradient_of(lambda z: classifier_loss(z, predictions, known, temperature), logits)
         closed = oracle.classifier_loss_gradient(logits.tolist(), knowledge, temperature)
         assert torch.isfinite(gradient).all()
         if dtype == torch.float64 and classes > 1:  # one class: p = 1 whatever the logits
             torch.testing.assert_close(gradient, torch.tensor(closed, dtype=dtype), rtol=1e-9, atol=1e-12)
 
     def test_gradient_matches_central_differences(self) -> None:
-        logits = _normal(4, 4, seed=1)
-        predictions = _probabilities(4, 4, seed=2)
+        logits = normal(4, 4, seed=1)
+        predictions = probabilities(4, 4, seed=2)
         known = torch.tensor([True, False, True, True])
         knowledge = {j: predictions[j].tolist() for j in (0, 2, 3)}
         numerical = oracle.numerical_gradient(
             lambda z: oracle.classifier_loss(z, knowledge, 0.5), logits.tolist()
         )
-        actual = _gradient(lambda z: classifier_loss(z, predictions, known, 0.5), logits)
+        actual = gradient_of(lambda z: classifier_loss(z, predictions, known, 0.5), logits)
         torch.testing.assert_close(actual, torch.tensor(numerical), check_dtype=False, rtol=1e-6, atol=1e-8)
         assert (actual[[0, 2, 3]] != 0).all()
         assert actual[1].tolist() == [0.0] * 4
@@ -781,11 +431,11 @@ class TestClassifierLoss:
         predictions = torch.full((4, 4), 0.25, dtype=dtype)
         known = torch.ones(4, dtype=torch.bool)
         assert classifier_loss(logits, predictions, known, 0.5).item() == 0.0
-        assert not _gradient(lambda z: classifier_loss(z, predictions, known, 0.5), logits).any()
+        assert not gradient_of(lambda z: classifier_loss(z, predictions, known, 0.5), logits).any()
 
     def test_an_unknown_class_counts_nothing_whatever_its_row_holds(self) -> None:
-        logits = _normal(3, 3, seed=3)
-        predictions = _probabilities(3, 3, seed=4)
+        logits = normal(3, 3, seed=3)
+        predictions = probabilities(3, 3, seed=4)
         known = torch.tensor([True, False, True])
         other = predictions.clone()
         other[1] = 1e3
@@ -794,15 +444,15 @@ class TestClassifierLoss:
         assert torch.equal(
             classifier_loss(logits, predictions, known, 0.5), classifier_loss(moved, other, known, 0.5)
         )
-        gradient = _gradient(lambda z: classifier_loss(z, other, known, 0.5), moved)
+        gradient = gradient_of(lambda z: classifier_loss(z, other, known, 0.5), moved)
         assert gradient[1].tolist() == [0.0, 0.0, 0.0]
         assert gradient[[0, 2]].all()
 
     def test_nothing_known(self) -> None:
         nothing = torch.zeros(3, dtype=torch.bool)
-        logits = _normal(3, 3, seed=5)
+        logits = normal(3, 3, seed=5)
         assert classifier_loss(logits, torch.zeros(3, 3), nothing, 0.5).item() == 0.0
-        assert not _gradient(lambda z: classifier_loss(z, torch.zeros(3, 3), nothing, 0.5), logits).any()
+        assert not gradient_of(lambda z: classifier_loss(z, torch.zeros(3, 3), nothing, 0.5), logits).any()
 
     @pytest.mark.parametrize("temperature", [0.0, -0.5, math.nan])
     def test_bad_temperature(self, temperature: float) -> None:
@@ -832,40 +482,40 @@ class TestFeatureLoss:
     def test_matches_oracle(
         self, dtype: torch.dtype, seed: int, batch: int, classes: int, width: int
     ) -> None:
-        features = _normal(batch, width, seed=seed, dtype=dtype)
-        labels = _labels(batch, classes, seed + 1)
-        representations = _normal(classes, width, seed=seed + 2, dtype=dtype)
-        known = _labels(classes, 2, seed + 3).bool()
+        features = normal(batch, width, seed=seed, dtype=dtype)
+        labels = random_labels(batch, classes, seed + 1)
+        representations = normal(classes, width, seed=seed + 2, dtype=dtype)
+        known = random_labels(classes, 2, seed + 3).bool()
         knowledge = {j: representations[j].tolist() for j in range(classes) if known[j]}
         actual = feature_loss(features, labels, representations, known)
         expected = oracle.feature_loss(features.tolist(), labels.tolist(), knowledge)
-        _assert_close(actual, torch.tensor(expected, dtype=dtype), dtype)
+        assert_close(actual, torch.tensor(expected, dtype=dtype), dtype)
 
-        gradient = _gradient(lambda x: feature_loss(x, labels, representations, known), features)
+        gradient = gradient_of(lambda x: feature_loss(x, labels, representations, known), features)
         closed = oracle.feature_loss_gradient(features.tolist(), labels.tolist(), knowledge)
-        _assert_gradient_close(gradient, torch.tensor(closed, dtype=dtype), dtype)
+        assert_gradient_close(gradient, torch.tensor(closed, dtype=dtype), dtype)
 
     def test_gradient_matches_central_differences(self) -> None:
-        features = _normal(5, 3, seed=1)
+        features = normal(5, 3, seed=1)
         labels = torch.tensor([0, 1, 2, 1, 0])
-        representations = _normal(3, 3, seed=2)
+        representations = normal(3, 3, seed=2)
         knowledge = {j: representations[j].tolist() for j in (0, 1)}
         numerical = oracle.numerical_gradient(
             lambda x: oracle.feature_loss(x, labels.tolist(), knowledge), features.tolist()
         )
         known = torch.tensor([True, True, False])
-        actual = _gradient(lambda x: feature_loss(x, labels, representations, known), features)
+        actual = gradient_of(lambda x: feature_loss(x, labels, representations, known), features)
         torch.testing.assert_close(actual, torch.tensor(numerical), check_dtype=False, rtol=1e-6, atol=1e-8)
         assert actual[2].tolist() == [0.0, 0.0, 0.0]
 
     @both_dtypes
     def test_gradient_is_zero_at_distance_zero(self, dtype: torch.dtype) -> None:
-        representations = _normal(3, 4, seed=1, dtype=dtype)
+        representations = normal(3, 4, seed=1, dtype=dtype)
         labels = torch.tensor([0, 2, 1, 1])
         known = torch.ones(3, dtype=torch.bool)
         features = representations[labels].clone()
         features[3] += 1.0
-        gradient = _gradient(lambda x: feature_loss(x, labels, representations, known), features)
+        gradient = gradient_of(lambda x: feature_loss(x, labels, representations, known), features)
         assert not gradient[:3].any()
         # (1, 1, 1, 1) / 2 over the batch size 4.
         torch.testing.assert_close(gradient[3], torch.full((4,), 0.125, dtype=dtype))
@@ -873,7 +523,7 @@ class TestFeatureLoss:
     @pytest.mark.parametrize("label_dtype", LABEL_DTYPES, ids=str)
     def test_label_dtypes(self, label_dtype: torch.dtype) -> None:
         # Looked up by a tensor as key, or with uint8 taken for a mask, the term is silently zero or wrong.
-        features, representations = _normal(6, 3, seed=1), _normal(3, 3, seed=2)
+        features, representations = normal(6, 3, seed=1), normal(3, 3, seed=2)
         labels = torch.tensor([0, 1, 2, 1, 0, 1])
         known = torch.ones(3, dtype=torch.bool)
         expected = oracle.feature_loss(
@@ -884,23 +534,23 @@ class TestFeatureLoss:
         assert actual.item() == pytest.approx(expected, rel=1e-12)
 
     def test_an_unknown_class_counts_nothing_whatever_its_row_holds(self) -> None:
-        features = _normal(3, 2, seed=3)
-        representations = _normal(2, 2, seed=4)
+        features = normal(3, 2, seed=3)
+        representations = normal(2, 2, seed=4)
         representations[1] = 1e3
         labels = torch.tensor([0, 1, 1])
         known = torch.tensor([True, False])
         loss = feature_loss(features, labels, representations, known)
         assert loss.item() == pytest.approx((features[0] - representations[0]).norm().item() / 3)
-        gradient = _gradient(lambda x: feature_loss(x, labels, representations, known), features)
+        gradient = gradient_of(lambda x: feature_loss(x, labels, representations, known), features)
         assert not gradient[1:].any()
         assert gradient[0].all()
 
     def test_nothing_known(self) -> None:
-        features = _normal(4, 2, seed=5)
+        features = normal(4, 2, seed=5)
         labels = torch.tensor([0, 1, 0, 1])
         nothing = torch.zeros(2, dtype=torch.bool)
         assert feature_loss(features, labels, torch.zeros(2, 2), nothing).item() == 0.0
-        assert not _gradient(lambda x: feature_loss(x, labels, torch.zeros(2, 2), nothing), features).any()
+        assert not gradient_of(lambda x: feature_loss(x, labels, torch.zeros(2, 2), nothing), features).any()
 
     def test_no_samples(self) -> None:
         nobody, known = torch.zeros(0, dtype=torch.int64), torch.ones(2, dtype=torch.bool)
@@ -924,13 +574,13 @@ def test_whole_objective_through_a_model() -> None:
     """Equation (11) for a linear extractor and classifier: value, and gradient by every weight."""
     samples, inputs, width, classes = 7, 4, 3, 3
     lam, gamma, temperature = 0.7, 0.4, 0.5
-    x = _normal(samples, inputs, seed=1)
+    x = normal(samples, inputs, seed=1)
     labels = torch.tensor([0, 1, 2, 0, 1, 0, 2])
     knowledge = aggregate_knowledge(
         [
             _local(
-                _normal(4, width, seed=10 + i),
-                _normal(4, classes, seed=20 + i),
+                normal(4, width, seed=10 + i),
+                normal(4, classes, seed=20 + i),
                 torch.tensor([0, 0, 2, 2]),
             )
             for i in range(2)
@@ -941,8 +591,8 @@ def test_whole_objective_through_a_model() -> None:
     extractor = nn.Linear(inputs, width, bias=False, dtype=torch.float64)
     classifier = nn.Linear(width, classes, bias=False, dtype=torch.float64)
     with torch.no_grad():
-        extractor.weight.copy_(_normal(width, inputs, seed=2))
-        classifier.weight.copy_(_normal(classes, width, seed=3))
+        extractor.weight.copy_(normal(width, inputs, seed=2))
+        classifier.weight.copy_(normal(classes, width, seed=3))
 
     def linear(rows: list[list[float]], weight: list[list[float]]) -> list[list[float]]:
         return [[math.fsum(a * b for a, b in zip(row, w, strict=True)) for w in weight] for row in rows]

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import knowledge as oracle
@@ -9,40 +9,25 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from tensors import (
+    LABEL_DTYPES,
+    assert_close,
+    assert_gradient_close,
+    both_dtypes,
+    gradient_of,
+    normal,
+    random_labels,
+)
 
 from flwr_kd.strategies.fedproto import ClassMeans, aggregate_means, class_means, prototype_loss
 
 repeatable = settings(max_examples=40, deadline=None, derandomize=True)
 seeds = st.integers(0, 2**32 - 1)
-both_dtypes = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
-label_dtypes = pytest.mark.parametrize(
-    "label_dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64], ids=str
-)
-
-
-def _assert_close(actual: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
-    rtol, atol = (1e-12, 1e-13) if dtype == torch.float64 else (3e-5, 3e-6)
-    torch.testing.assert_close(actual, expected, rtol=rtol, atol=atol)
-
-
-def _assert_gradient_close(actual: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
-    """Looser: the unit vector of a short difference keeps few of float32's digits."""
-    rtol, atol = (1e-9, 1e-12) if dtype == torch.float64 else (1e-3, 1e-4)
-    torch.testing.assert_close(actual, expected, rtol=rtol, atol=atol)
-
-
-def _normal(*shape: int, seed: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
-
-
-def _labels(size: int, num_classes: int, seed: int) -> Tensor:
-    return torch.randint(num_classes, (size,), generator=torch.Generator().manual_seed(seed))
+label_dtypes = pytest.mark.parametrize("label_dtype", LABEL_DTYPES, ids=str)
 
 
 def _random_client(seed: int, *, samples: int = 8, classes: int = 4, width: int = 3) -> ClassMeans:
-    return class_means(_normal(samples, width, seed=seed), _labels(samples, classes, seed + 1), classes)
+    return class_means(normal(samples, width, seed=seed), random_labels(samples, classes, seed + 1), classes)
 
 
 def _aggregate(clients: list[ClassMeans]) -> ClassMeans:
@@ -67,19 +52,12 @@ def _assert_matches(actual: ClassMeans, expected: Mapping[int, Any], dtype: torc
     for j in range(classes):
         want = expected.get(j, absent)
         assert int(actual.counts[j]) == want.samples
-        _assert_close(actual.means[j], torch.tensor(want.mean, dtype=dtype), dtype)
+        assert_close(actual.means[j], torch.tensor(want.mean, dtype=dtype), dtype)
 
 
 def _assert_same(a: ClassMeans, b: ClassMeans) -> None:
     torch.testing.assert_close(a.means, b.means, rtol=1e-12, atol=1e-13)
     assert torch.equal(a.counts, b.counts)
-
-
-def _gradient(loss: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:
-    """Gradient of ``loss``; also where the loss is a constant that autograd does not see."""
-    leaf = at.detach().clone().requires_grad_()
-    (gradient,) = torch.autograd.grad(loss(leaf) + 0.0 * leaf.sum(), leaf)
-    return gradient
 
 
 class TestClassMeans:
@@ -95,14 +73,14 @@ class TestClassMeans:
     def test_matches_oracle(
         self, dtype: torch.dtype, seed: int, samples: int, classes: int, width: int
     ) -> None:
-        values = _normal(samples, width, seed=seed, dtype=dtype)
-        labels = _labels(samples, classes, seed + 1)
+        values = normal(samples, width, seed=seed, dtype=dtype)
+        labels = random_labels(samples, classes, seed + 1)
         expected = oracle.class_means(values.tolist(), labels.tolist())
         _assert_matches(class_means(values, labels, classes), expected, dtype)
 
     @label_dtypes
     def test_label_dtypes(self, label_dtype: torch.dtype) -> None:
-        values, labels = _normal(9, 3, seed=1), torch.tensor([0, 1, 2, 1, 0, 1, 2, 2, 2])
+        values, labels = normal(9, 3, seed=1), torch.tensor([0, 1, 2, 1, 0, 1, 2, 2, 2])
         expected = oracle.class_means(values.tolist(), labels.tolist())
         _assert_matches(class_means(values, labels.to(label_dtype), 3), expected, torch.float64)
 
@@ -178,7 +156,9 @@ class TestAggregateMeans:
     @repeatable
     @given(seed=seeds, sizes=st.lists(st.integers(1, 20), min_size=1, max_size=5))
     def test_global_prototypes_are_the_means_of_the_pooled_samples(self, seed: int, sizes: list[int]) -> None:
-        data = [(_normal(n, 3, seed=seed + i), _labels(n, 4, seed + 99 + i)) for i, n in enumerate(sizes)]
+        data = [
+            (normal(n, 3, seed=seed + i), random_labels(n, 4, seed + 99 + i)) for i, n in enumerate(sizes)
+        ]
         values, labels = (torch.cat(parts) for parts in zip(*data, strict=True))
         clients = [class_means(x, y, 4) for x, y in data]
         _assert_same(_aggregate(clients), class_means(values, labels, 4))
@@ -247,28 +227,28 @@ class TestPrototypeLoss:
     def test_matches_oracle(
         self, dtype: torch.dtype, seed: int, batch: int, classes: int, width: int
     ) -> None:
-        features = _normal(batch, width, seed=seed, dtype=dtype)
-        labels = _labels(batch, classes, seed + 1)
-        prototypes = _normal(classes, width, seed=seed + 2, dtype=dtype)
-        known = _labels(classes, 2, seed + 3).bool()
+        features = normal(batch, width, seed=seed, dtype=dtype)
+        labels = random_labels(batch, classes, seed + 1)
+        prototypes = normal(classes, width, seed=seed + 2, dtype=dtype)
+        known = random_labels(classes, 2, seed + 3).bool()
         table = {j: prototypes[j].tolist() for j in range(classes) if known[j]}
         actual = prototype_loss(features, labels, prototypes, known)
         expected = oracle.prototype_loss(features.tolist(), labels.tolist(), table)
-        _assert_close(actual, torch.tensor(expected, dtype=dtype), dtype)
+        assert_close(actual, torch.tensor(expected, dtype=dtype), dtype)
 
-        gradient = _gradient(lambda x: prototype_loss(x, labels, prototypes, known), features)
+        gradient = gradient_of(lambda x: prototype_loss(x, labels, prototypes, known), features)
         closed = oracle.prototype_loss_gradient(features.tolist(), labels.tolist(), table)
-        _assert_gradient_close(gradient, torch.tensor(closed, dtype=dtype), dtype)
+        assert_gradient_close(gradient, torch.tensor(closed, dtype=dtype), dtype)
 
     def test_gradient_matches_central_differences(self) -> None:
-        features, prototypes = _normal(5, 3, seed=1), _normal(3, 3, seed=2)
+        features, prototypes = normal(5, 3, seed=1), normal(3, 3, seed=2)
         labels = torch.tensor([0, 1, 2, 1, 1])
         known = torch.tensor([True, True, False])
         table = {j: prototypes[j].tolist() for j in (0, 1)}
         numerical = oracle.numerical_gradient(
             lambda x: oracle.prototype_loss(x, labels.tolist(), table), features.tolist()
         )
-        actual = _gradient(lambda x: prototype_loss(x, labels, prototypes, known), features)
+        actual = gradient_of(lambda x: prototype_loss(x, labels, prototypes, known), features)
         torch.testing.assert_close(actual, torch.tensor(numerical), check_dtype=False, rtol=1e-6, atol=1e-8)
         # The unit vector of a class, split evenly among its three samples.
         assert torch.equal(actual[1], actual[3])
@@ -282,13 +262,13 @@ class TestPrototypeLoss:
         prototypes = torch.tensor([[1.0, 1.0], [1.0, 1.0]], dtype=dtype)
         labels, known = torch.tensor([0, 0, 1]), torch.tensor([True, True])
         assert prototype_loss(features, labels, prototypes, known).item() == pytest.approx(5.0)
-        gradient = _gradient(lambda x: prototype_loss(x, labels, prototypes, known), features)
+        gradient = gradient_of(lambda x: prototype_loss(x, labels, prototypes, known), features)
         torch.testing.assert_close(gradient, torch.tensor([[0, 0], [0, 0], [0.6, 0.8]], dtype=dtype))
 
     @label_dtypes
     def test_label_dtypes(self, label_dtype: torch.dtype) -> None:
         # Looked up by a tensor as key, or with uint8 taken for a mask, the term is silently zero or wrong.
-        features, prototypes = _normal(6, 3, seed=1), _normal(3, 3, seed=2)
+        features, prototypes = normal(6, 3, seed=1), normal(3, 3, seed=2)
         labels = torch.tensor([0, 1, 2, 1, 0, 1])
         expected = oracle.prototype_loss(
             features.tolist(), labels.tolist(), dict(enumerate(prototypes.tolist()))
@@ -299,7 +279,7 @@ class TestPrototypeLoss:
         assert actual.item() == pytest.approx(expected, rel=1e-12)
 
     def test_order_of_samples_is_irrelevant(self) -> None:
-        features, labels, prototypes = _normal(20, 3, seed=1), _labels(20, 4, 2), _normal(4, 3, seed=3)
+        features, labels, prototypes = normal(20, 3, seed=1), random_labels(20, 4, 2), normal(4, 3, seed=3)
         known = torch.tensor([True, True, False, True])
         order = torch.randperm(20, generator=torch.Generator().manual_seed(4))
         torch.testing.assert_close(
@@ -312,7 +292,7 @@ class TestPrototypeLoss:
         prototypes = torch.tensor([[0.0, 0.0], [1e3, 1e3]])
         labels, known = torch.tensor([0, 1]), torch.tensor([True, False])
         assert prototype_loss(features, labels, prototypes, known).item() == pytest.approx(5.0)
-        gradient = _gradient(lambda x: prototype_loss(x, labels, prototypes, known), features)
+        gradient = gradient_of(lambda x: prototype_loss(x, labels, prototypes, known), features)
         torch.testing.assert_close(gradient, torch.tensor([[0.6, 0.8], [0.0, 0.0]]))
 
     def test_a_class_that_is_not_in_the_batch_counts_nothing(self) -> None:
@@ -323,10 +303,10 @@ class TestPrototypeLoss:
 
     def test_nothing_known(self) -> None:
         # Round 1: the server has no prototypes yet.
-        features, labels = _normal(4, 2, seed=5), torch.tensor([0, 1, 0, 1])
+        features, labels = normal(4, 2, seed=5), torch.tensor([0, 1, 0, 1])
         prototypes, nothing = torch.zeros(2, 2, dtype=torch.float64), torch.zeros(2, dtype=torch.bool)
         assert prototype_loss(features, labels, prototypes, nothing).item() == 0.0
-        assert not _gradient(lambda x: prototype_loss(x, labels, prototypes, nothing), features).any()
+        assert not gradient_of(lambda x: prototype_loss(x, labels, prototypes, nothing), features).any()
 
     def test_no_samples(self) -> None:
         nobody, known = torch.zeros(0, dtype=torch.int64), torch.ones(2, dtype=torch.bool)
@@ -346,7 +326,7 @@ class TestPrototypeLoss:
 
 def test_scale() -> None:
     """Three times as far from everything is three times the loss: a norm, not its square."""
-    features, prototypes, labels = _normal(9, 3, seed=1), _normal(4, 3, seed=2), _labels(9, 4, 3)
+    features, prototypes, labels = normal(9, 3, seed=1), normal(4, 3, seed=2), random_labels(9, 4, 3)
     known = torch.ones(4, dtype=torch.bool)
     one = prototype_loss(features, labels, prototypes, known).item()
     assert math.isclose(prototype_loss(3 * features, labels, 3 * prototypes, known).item(), 3 * one)

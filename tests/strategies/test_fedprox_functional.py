@@ -8,17 +8,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from tensors import both_dtypes, normal
+from torch import nn
 
 from flwr_kd.strategies.fedprox import proximal_term
 
 repeatable = settings(max_examples=40, deadline=None, derandomize=True)
-both_dtypes = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
-
-
-def _normal(*shape: int, seed: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
 
 
 def test_by_hand() -> None:
@@ -38,8 +33,8 @@ def test_by_hand() -> None:
     mu=st.sampled_from([0.0, 0.01, 0.5, 3.0]),
 )
 def test_matches_oracle(dtype: torch.dtype, seed: int, shapes: list[list[int]], mu: float) -> None:
-    parameters = [_normal(*shape, seed=seed + i, dtype=dtype) for i, shape in enumerate(shapes)]
-    reference = [_normal(*shape, seed=seed + 50 + i, dtype=dtype) for i, shape in enumerate(shapes)]
+    parameters = [normal(*shape, seed=seed + i, dtype=dtype) for i, shape in enumerate(shapes)]
+    reference = [normal(*shape, seed=seed + 50 + i, dtype=dtype) for i, shape in enumerate(shapes)]
     leaves = [parameter.clone().requires_grad_() for parameter in parameters]
     term = proximal_term(leaves, reference, mu)
     assert term.dtype == dtype
@@ -57,7 +52,7 @@ def test_matches_oracle(dtype: torch.dtype, seed: int, shapes: list[list[int]], 
 
 def test_gradient_at_the_reference_is_zero() -> None:
     # The first batch of a round: the norm without the square would give NaN here.
-    w = _normal(3, 2, seed=1).requires_grad_()
+    w = normal(3, 2, seed=1).requires_grad_()
     term = proximal_term([w], [w.detach().clone()], 1.0)
     assert term.item() == 0.0
     (gradient,) = torch.autograd.grad(term, w)
@@ -67,9 +62,9 @@ def test_gradient_at_the_reference_is_zero() -> None:
 def test_two_sgd_steps_in_closed_form() -> None:
     """The second batch is pulled back to the global weights; a used-up reference would not do that."""
     mu, rate = 0.8, 0.1
-    xs = [_normal(4, 3, seed=1), _normal(4, 3, seed=2)]
-    ys = [_normal(4, seed=3), _normal(4, seed=4)]
-    start = _normal(1, 3, seed=5)
+    xs = [normal(4, 3, seed=1), normal(4, 3, seed=2)]
+    ys = [normal(4, seed=3), normal(4, seed=4)]
+    start = normal(1, 3, seed=5)
     model = nn.Linear(3, 1, bias=False, dtype=torch.float64)
     with torch.no_grad():
         model.weight.copy_(start)
@@ -145,7 +140,7 @@ def test_buffers_take_no_part() -> None:
     model = nn.Sequential(nn.Linear(3, 4), norm)
     reference = copy.deepcopy(model)
     model.train()
-    model(_normal(8, 3, seed=1, dtype=torch.float32))
+    model(normal(8, 3, seed=1, dtype=torch.float32))
     assert norm.running_mean is not None
     assert norm.running_mean.abs().max() > 0
     assert proximal_term(model.parameters(), reference.parameters(), 1.0).item() == 0.0
@@ -156,7 +151,7 @@ def test_buffers_take_no_part() -> None:
 
 
 def test_arguments_are_not_changed() -> None:
-    w, w_t = _normal(3, seed=1), _normal(3, seed=2)
+    w, w_t = normal(3, seed=1), normal(3, seed=2)
     before = w.clone(), w_t.clone()
     proximal_term([w], [w_t], 1.0)
     assert torch.equal(w, before[0])

@@ -1,0 +1,37 @@
+"""Hyper-parameters of methods that distil an ensemble of models into one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flwr_kd.config import MethodConfig, hyper
+
+__all__ = ["AVERAGES", "DistillationConfig"]
+
+AVERAGES = ("logits", "probabilities")
+"""What the ensemble averages over its teachers; see :func:`flwr_kd.distillation.teachers.soft_labels`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistillationConfig(MethodConfig):
+    """Methods that distil an ensemble of models into one; the defaults are those of FedHEAD's appendix H.1.
+
+    Batch size, optimiser, learning rate and weight decay apply to local training and to distillation alike.
+    """
+
+    local_epochs: int = hyper(20, "n_l, passes over the client's training data per round", ge=1)
+    batch_size: int = hyper(128, "samples per batch, in training and distillation", ge=1)
+    optimizer: str = hyper("adam", "optimiser of training and distillation", choices=("adam", "sgd"))
+    lr_decay: float = hyper(1.0, "factor on the learning rate every lr-decay-every rounds", gt=0, le=1)
+    weight_decay: float = hyper(1e-4, "L2 penalty of the optimiser", ge=0)
+    patience: int = hyper(
+        5, "a distillation ends after so many epochs in turn without a lower validation loss", ge=1
+    )
+    validation_share: float = hyper(
+        0.1, "share of the distillation's samples that is held out for the validation loss", ge=0, lt=1
+    )
+    keep: str = hyper(
+        "last",
+        "which weights a distillation ends with: of its last epoch, or of the lowest validation loss",
+        choices=("last", "best"),
+    )
