@@ -4,12 +4,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from numbers import Integral, Real
 from typing import Any, cast
 
-__all__ = ["ConfigError", "DataError", "allowed", "checked", "in_range"]
+from flwr_kd.text import shown
+
+__all__ = [
+    "ConfigError",
+    "DataError",
+    "allowed",
+    "checked",
+    "is_whole_number",
+    "number",
+    "read_number",
+    "read_whole_number",
+    "share",
+    "whole_number",
+]
 
 
 Scalar = bool | int | float | str
+_MOST_DIGITS = 4000  # Python reads no longer ones.
 
 
 class ConfigError(ValueError):
@@ -20,17 +35,198 @@ class DataError(ValueError):
     """Data is not what it must be; the text says what was found and what is expected."""
 
 
-def in_range(name: str, value: float, low: float, high: float, *, open_low: bool = False) -> None:
-    """Check that an option is a number in an interval.
+def is_whole_number(value: object, least: int | None = None) -> bool:
+    """Return whether a value is a whole number, at least ``least``; NumPy's count, bools and floats do not.
+
+    >>> is_whole_number(3, 1), is_whole_number(0, 1), is_whole_number(True), is_whole_number(3.0)
+    (True, False, False, False)
+    """
+    return (
+        isinstance(value, Integral) and not isinstance(value, bool) and (least is None or int(value) >= least)
+    )
+
+
+def whole_number(
+    name: str,
+    value: object,
+    least: int = 0,
+    most: int | None = None,
+    *,
+    error: type[Exception] = ConfigError,
+    type_error: type[Exception] | None = None,
+) -> int:
+    """Return a value as an int after checking that it is a whole number in a range.
+
+    Parameters
+    ----------
+    name : str
+        What the value is, for the error message.
+    value : object
+        What was given. NumPy's whole numbers are allowed, bools and floats are not.
+    least, most : int
+        The allowed range, both ends included; no upper end if ``most`` is None.
+    error : type
+        What is raised.
+    type_error : type, optional
+        What is raised for a value of another type; ``error`` if None.
 
     Raises
     ------
-    ConfigError
-        If it is not.
+    error, type_error
+        If the value is not allowed.
+
+    Examples
+    --------
+    >>> whole_number("clients", 3, 1)
+    3
+    >>> whole_number("clients", 0, 1)
+    Traceback (most recent call last):
+    flwr_kd.ConfigError: clients must be a whole number from 1, got 0
     """
-    fits = isinstance(value, int | float) and not isinstance(value, bool)
-    if not fits or not (low < value if open_low else low <= value) or not value <= high:
-        raise ConfigError(f"{name} must be in {'(' if open_low else '['}{low:g}, {high:g}], got {value!r}")
+    found = int(value) if isinstance(value, Integral) and not isinstance(value, bool) else None
+    if found is not None and found >= least and (most is None or found <= most):
+        return found
+    wrong = error if type_error is None or found is not None else type_error
+    raise wrong(f"{name} must be {_whole_range(least, most)}, got {_shown(value)}")
+
+
+def number(
+    name: str,
+    value: object,
+    low: float | None = None,
+    high: float | None = None,
+    *,
+    open_low: bool = False,
+    open_high: bool = False,
+    error: type[Exception] = ConfigError,
+    type_error: type[Exception] | None = None,
+) -> float:
+    """Return a value as a float after checking that it is a number in an interval, and finite.
+
+    Parameters
+    ----------
+    name : str
+        What the value is, for the error message.
+    value : object
+        What was given. NumPy's numbers are allowed, bools are not.
+    low, high : float, optional
+        The ends of the interval; unbounded where None. An infinite end admits infinity.
+    open_low, open_high : bool
+        Whether an end itself is excluded.
+    error : type
+        What is raised.
+    type_error : type, optional
+        What is raised for a value of another type; ``error`` if None.
+
+    Raises
+    ------
+    error, type_error
+        If the value is not allowed.
+
+    Examples
+    --------
+    >>> number("sigma", 7, 0, open_low=True)
+    7.0
+    >>> number("sigma", float("nan"), 0, open_low=True)
+    Traceback (most recent call last):
+    flwr_kd.ConfigError: sigma must be a finite number above 0, got nan
+    >>> number("fraction", 0, 0, 1, open_low=True)
+    Traceback (most recent call last):
+    flwr_kd.ConfigError: fraction must be in (0, 1], got 0
+    """
+    found = _as_float(value) if isinstance(value, Real) and not isinstance(value, bool) else None
+    if found is not None and _lies_in(found, low, high, open_low, open_high):
+        return found
+    wrong = error if type_error is None or found is not None else type_error
+    raise wrong(f"{name} must be {_interval(low, high, open_low, open_high)}, got {_shown(value)}")
+
+
+def share(name: str, value: object, *, open_low: bool = False, error: type[Exception] = ConfigError) -> float:
+    """Return a value as a float after checking that it is a share, in [0, 1]; see :func:`number`.
+
+    >>> share("validation-share", 0.1)
+    0.1
+    """
+    return number(name, value, 0, 1, open_low=open_low, error=error)
+
+
+def read_whole_number(
+    name: str, text: str, least: int = 0, most: int | None = None, *, error: type[Exception] = ConfigError
+) -> int:
+    """Read a whole number in a range from a text; see :func:`whole_number`.
+
+    >>> read_whole_number("K", "2", 1)
+    2
+    >>> read_whole_number("K", "two", 1)
+    Traceback (most recent call last):
+    flwr_kd.ConfigError: K must be a whole number from 1, got 'two'
+    """
+    digits = text.strip().removeprefix("-")
+    # Without this, int() would also read "1_000" and other scripts' digits.
+    found = int(text) if digits.isascii() and digits.isdigit() and len(digits) < _MOST_DIGITS else None
+    if found is None or found < least or (most is not None and found > most):
+        raise error(f"{name} must be {_whole_range(least, most)}, got {shown(text)}")
+    return found
+
+
+def read_number(
+    name: str,
+    text: str,
+    low: float | None = None,
+    high: float | None = None,
+    *,
+    open_low: bool = False,
+    open_high: bool = False,
+    error: type[Exception] = ConfigError,
+) -> float:
+    """Read a number in an interval from a text; see :func:`number`.
+
+    >>> read_number("ALPHA", "-1", 0, open_low=True)
+    Traceback (most recent call last):
+    flwr_kd.ConfigError: ALPHA must be a finite number above 0, got '-1'
+    """
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if not _lies_in(found, low, high, open_low, open_high):
+        raise error(f"{name} must be {_interval(low, high, open_low, open_high)}, got {shown(text)}")
+    return found
+
+
+def _shown(value: object) -> str:
+    """Return a value for an error message; NumPy's numbers as Python's."""
+    if isinstance(value, Integral) and not isinstance(value, bool):
+        return shown(int(value))
+    return shown(float(value)) if isinstance(value, Real) and not isinstance(value, bool) else shown(value)
+
+
+def _as_float(value: Real) -> float:
+    try:
+        return float(value)
+    except OverflowError:  # a whole number beyond float's range
+        return math.nan
+
+
+def _lies_in(value: float, low: float | None, high: float | None, open_low: bool, open_high: bool) -> bool:
+    if math.isnan(value) or (math.isinf(value) and value not in (low, high)):
+        return False
+    above = low is None or (value > low if open_low else value >= low)
+    return above and (high is None or (value < high if open_high else value <= high))
+
+
+def _whole_range(least: int, most: int | None) -> str:
+    return f"a whole number from {least}" + ("" if most is None else f" to {most}")
+
+
+def _interval(low: float | None, high: float | None, open_low: bool, open_high: bool) -> str:
+    if low is not None and high is not None:
+        return f"in {'(' if open_low else '['}{low:g}, {high:g}{')' if open_high else ']'}"
+    if low is not None:
+        return f"a finite number {'above' if open_low else 'from'} {low:g}"
+    if high is not None:
+        return f"a finite number {'below' if open_high else 'up to'} {high:g}"
+    return "a finite number"
 
 
 _COMPARE = {

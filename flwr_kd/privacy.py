@@ -44,7 +44,7 @@ from typing import Any, overload
 import numpy as np
 import numpy.typing as npt
 
-from flwr_kd.checks import ConfigError
+from flwr_kd.checks import ConfigError, number, whole_number
 
 __all__ = [
     "ASSUMPTIONS",
@@ -110,7 +110,7 @@ def gaussian_sigma(epsilon: float, delta: float) -> float:
     >>> round(gaussian_sigma(0.5, 0.01), 3)
     6.215
     """
-    return _classical(delta) / _positive("epsilon", epsilon)
+    return _classical(delta) / number("epsilon", epsilon, 0, open_low=True)
 
 
 def gaussian_epsilon(sigma: float, delta: float) -> float:
@@ -139,7 +139,7 @@ def gaussian_epsilon(sigma: float, delta: float) -> float:
     >>> round(gaussian_epsilon(7, 0.01), 3)
     0.444
     """
-    return _classical(delta) / _positive("sigma", sigma)
+    return _classical(delta) / number("sigma", sigma, 0, open_low=True)
 
 
 @overload
@@ -173,7 +173,7 @@ def mean_sensitivity(count: float | npt.NDArray[Any], bound: float) -> float | n
     >>> mean_sensitivity(np.array([1, 2, 4]), 1.0).tolist()
     [2.0, 1.0, 0.5]
     """
-    width = 2 * _positive("bound", bound)
+    width = 2 * number("bound", bound, 0, open_low=True)
     counts = np.asarray(count, dtype=np.float64)
     wrong = ~(np.isfinite(counts) & (counts >= 1))
     if wrong.any():
@@ -213,8 +213,7 @@ def noise_std(count: float | npt.NDArray[Any], bound: float, sigma: float) -> fl
     >>> round(noise_std(256, 3.0, 7.0) ** 2, 4)
     0.0269
     """
-    if not (math.isfinite(sigma) and sigma >= 0):
-        raise ConfigError(f"sigma must be finite and >= 0, got {sigma}")
+    number("sigma", sigma, 0)
     return mean_sensitivity(count, bound) * sigma
 
 
@@ -261,10 +260,10 @@ def composed_epsilon(
     >>> round(composed_epsilon(7, 50, 0.01, dimensions=64), 1)
     50.6
     """
-    _positive("sigma", sigma)
-    _fraction("delta", delta)
+    number("sigma", sigma, 0, open_low=True)
+    number("delta", delta, 0, 1, open_low=True, open_high=True)
     releases = math.prod(
-        _at_least_one(name, value)
+        whole_number(name, value, 1)
         for name, value in (("rounds", rounds), ("dimensions", dimensions), ("classes", classes))
     )
     try:
@@ -407,7 +406,7 @@ def budget(
     >>> round(run.paper_epsilon, 3), round(run.vector_epsilon, 2), round(run.total_epsilon, 1)
     (0.444, 2.77, 50.6)
     """
-    _positive("bound", bound)
+    number("bound", bound, 0, open_low=True)
     return Budget(
         sigma=sigma,
         rounds=rounds,
@@ -425,25 +424,9 @@ def budget(
 
 
 def _classical(delta: float) -> float:
-    return math.sqrt(2 * (math.log(1.25) - math.log(_fraction("delta", delta))))
-
-
-def _positive(name: str, value: float) -> float:
-    if not 0 < value < math.inf:
-        raise ConfigError(f"{name} must be finite and > 0, got {value}")
-    return value
-
-
-def _fraction(name: str, value: float) -> float:
-    if not 0 < value < 1:
-        raise ConfigError(f"{name} must be > 0 and < 1, got {value}")
-    return value
-
-
-def _at_least_one(name: str, value: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(f"{name} must be a whole number >= 1, got {value!r}")
-    return value
+    return math.sqrt(
+        2 * (math.log(1.25) - math.log(number("delta", delta, 0, 1, open_low=True, open_high=True)))
+    )
 
 
 def _plural(number: int, one: str, many: str | None = None) -> str:

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from flwr_kd import registry
-from flwr_kd.checks import ConfigError
+from flwr_kd.checks import ConfigError, read_whole_number
 from flwr_kd.cli.options import (
     ARGUMENTS,
     Attack,
@@ -337,10 +337,8 @@ def _configs(chosen: Sequence[registry.Method], settings: Sequence[str]) -> dict
 
 
 def _seeds(text: str) -> list[int]:
-    try:
-        found = list(dict.fromkeys(int(part) for part in text.split(",")))
-    except ValueError:
-        raise UsageError(f"seeds must be whole numbers separated by commas, got {text!r}") from None
-    if min(found) < 0:
-        raise UsageError(f"seeds must be at least 0, got {text!r}")
-    return found
+    seeds = [
+        read_whole_number("each of seeds, separated by commas,", part, error=UsageError)
+        for part in text.split(",")
+    ]
+    return list(dict.fromkeys(seeds))

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import track
 
 from flwr_kd import registry
+from flwr_kd.checks import number, whole_number
 from flwr_kd.cli.options import Command, Device, ResultDir, UsageError
 from flwr_kd.results import files
 from flwr_kd.results.schema import Comparison, ResultError, RunResult
@@ -95,12 +96,10 @@ def plot_landscape(
     from flwr_kd.seeding import numpy_generator, torch_generator
 
     for name, value in (("directions", directions), ("samples", samples)):
-        if value < 1:
-            raise UsageError(f"{name} must be a whole number from 1, got {value}")
+        whole_number(name, value, 1, error=UsageError)
     if points < 3 or points % 2 == 0:
         raise UsageError(f"points must be an odd number from 3, got {points}")
-    if not 0 < reach < float("inf"):
-        raise UsageError(f"reach must be a finite number above 0, got {reach}")
+    number("reach", reach, 0, open_low=True, error=UsageError)
     target, comparison = _plot_of(result_dir, out, PICTURES[1])
     magnitudes = reach * np.arange(-(points // 2), points // 2 + 1) / (points // 2)
     losses = {}

@@ -148,13 +148,6 @@ def require(module: str, extra: str = "simulation") -> Any:
         ) from error
 
 
-def whole(value: object, name: str, minimum: int) -> int:
-    """Return ``value`` as an int of at least ``minimum``; bools and floats are refused."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < minimum:
-        raise DataError(f"{name} must be a whole number of at least {minimum}, not {value!r}")
-    return int(value)
-
-
 def as_labels(labels: AnyArray | Tensor | Sequence[int], name: str = "labels") -> IntArray:
     """Return labels as an int64 array ``[N]`` of numbers from 0."""
     array = _integers(labels, name)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from flwr_kd.checks import DataError
+from flwr_kd.checks import DataError, number
 
 __all__ = ["AUGMENTATIONS", "augmentation", "random_affine"]
 
@@ -97,8 +97,7 @@ def random_affine(
     True
     """
     low, high = scale
-    if not 0 <= degrees <= 180:
-        raise DataError(f"degrees must be in [0, 180], not {degrees!r}")
+    number("degrees", degrees, 0, 180, error=DataError)
     if not 0 < low <= high < math.inf:
         raise DataError(f"scale must be two positive finite numbers in order, not {scale!r}")
     if x.ndim != 4:

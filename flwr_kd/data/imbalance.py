@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
-from flwr_kd.checks import DataError
+from flwr_kd.checks import DataError, number
 from flwr_kd.data._base import AnyArray, IntArray, as_labels
 from flwr_kd.seeding import numpy_generator
 
@@ -58,9 +58,7 @@ def long_tail(labels: Tensor | AnyArray | Sequence[int], factor: float, *, seed:
     Traceback (most recent call last):
     flwr_kd.DataError: imbalance factor 100 needs at least 100 samples of class 0 for one of class 2, ...
     """
-    real = isinstance(factor, int | float | np.integer | np.floating) and not isinstance(factor, bool)
-    if not real or not (math.isfinite(factor) and factor >= 1):
-        raise DataError(f"imbalance factor must be a finite number of at least 1, not {factor!r}")
+    factor = number("imbalance factor", factor, 1, error=DataError)
     classes = as_labels(labels)
     if not len(classes):
         raise DataError("a long tail needs at least one sample, labels is empty")
@@ -68,7 +66,7 @@ def long_tail(labels: Tensor | AnyArray | Sequence[int], factor: float, *, seed:
     last = len(numbers) - 1
     # A class's size relative to the smallest class's: the factor for the first, 1 for the last.
     places = np.arange(last, -1, -1) / max(last, 1)
-    ratios = float(factor) ** places
+    ratios = factor**places
     smallest = int(np.floor(counts / ratios + _ROUNDING).min())
     if smallest < 1:
         short = int(np.argmax(counts / ratios < 1 - _ROUNDING))

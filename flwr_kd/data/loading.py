@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flwr_kd.checks import DataError
+from flwr_kd.checks import DataError, whole_number
 from flwr_kd.data import _images, _tables, _texts
-from flwr_kd.data._base import AnyArray, ArrayDataset, Bundle, whole
+from flwr_kd.data._base import AnyArray, ArrayDataset, Bundle
 from flwr_kd.data._source import Part, Source
 from flwr_kd.data.own import DataSpec, load_samples
 from flwr_kd.data.partitioning import stratified
@@ -144,7 +144,7 @@ def load(
     >>> digits.train.x.shape, digits.num_classes, digits.input_shape
     (torch.Size([100, 1, 8, 8]), 10, (1, 8, 8))
     """
-    limit = None if limit is None else whole(limit, "limit", 1)
+    limit = None if limit is None else whole_number("limit", limit, 1, error=DataError)
     cut = _cut(name, seed, data_dir, hold_back=hold_back)
     train, test = cut.train, cut.test
     if limit is not None and limit < len(train):
@@ -214,7 +214,7 @@ def load_public(
     >>> load_public(None, dataset="digits").x.shape
     torch.Size([359, 1, 8, 8])
     """
-    limit = None if limit is None else whole(limit, "limit", 1)
+    limit = None if limit is None else whole_number("limit", limit, 1, error=DataError)
     if isinstance(dataset, DataSpec):
         return _public_of_form(name, dataset, seed, data_dir, limit)
     name = public_name(name, dataset=dataset, data_dir=data_dir)

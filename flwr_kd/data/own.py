@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flwr_kd.checks import DataError
+from flwr_kd.checks import DataError, is_whole_number
 from flwr_kd.data._base import AnyArray, ArrayDataset, Bundle, require
 from flwr_kd.data._images import ImageSpec, adapt
 from flwr_kd.data._tables import read_table
@@ -446,7 +446,7 @@ def _normal(name: str) -> str:
 
 
 def _is_shape(shape: tuple[int, ...]) -> bool:
-    sizes = all(isinstance(size, int) and not isinstance(size, bool) and size >= 1 for size in shape)
+    sizes = all(is_whole_number(size, 1) for size in shape)
     return sizes and (len(shape) == 1 or (len(shape) == 3 and shape[0] in (1, 3)))
 
 

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from flwr_kd.checks import DataError
-from flwr_kd.data._base import AnyArray, IntArray, as_indices, as_labels, require, whole
+from flwr_kd.checks import DataError, read_number, read_whole_number, whole_number
+from flwr_kd.data._base import AnyArray, IntArray, as_indices, as_labels, require
 from flwr_kd.seeding import derive_seed, numpy_generator
 
 __all__ = ["PARTITIONS", "histogram", "partition", "split"]
@@ -119,7 +119,7 @@ def partition(
     [[3, 3, 1]]
     """
     classes = as_labels(labels)
-    num_clients = whole(num_clients, "num_clients", 1)
+    num_clients = whole_number("num_clients", num_clients, 1, error=DataError)
     if num_clients > len(classes):
         raise DataError(
             f"num_clients must be at most the number of samples, {len(classes)}, not {num_clients}"
@@ -217,7 +217,7 @@ def histogram(
     [[1, 1, 0], [0, 1, 0]]
     """
     classes = as_labels(labels)
-    num_classes = whole(num_classes, "num_classes", 1)
+    num_classes = whole_number("num_classes", num_classes, 1, error=DataError)
     if classes.size and classes.max() >= num_classes:
         raise DataError(f"labels must be below num_classes={num_classes}, but there is {classes.max()}")
     rows = [as_indices(part, len(classes), f"parts[{i}]") for i, part in enumerate(parts)]
@@ -271,39 +271,21 @@ def _parse(spec: str) -> tuple[_Divide, float]:
     if spec == "iid":
         return _iid, 0.0
     if kind == "ktpfl-1":
-        many = _number(text) if colon else 450
-        if many < 3 or many % 3:
-            raise DataError(
-                f"MANY in partition {spec!r} must be a whole number of at least 3, divisible by 3, not {text!r}"
-            )
+        many = read_whole_number(f"MANY in partition {spec!r}", text, 3, error=DataError) if colon else 450
+        if many % 3:
+            raise DataError(f"MANY in partition {spec!r} must be divisible by 3, got {text!r}")
         return _ktpfl_1, many
     if kind == "ktpfl-2":
-        each = _number(text) if colon else 300
-        if each < 1:
-            raise DataError(f"EACH in partition {spec!r} must be a whole number of at least 1, not {text!r}")
-        return _ktpfl_2, each
+        per_client = (
+            read_whole_number(f"EACH in partition {spec!r}", text, 1, error=DataError) if colon else 300
+        )
+        return _ktpfl_2, per_client
     if not colon or kind not in ("dirichlet", "inner-dirichlet", "pathological"):
         raise DataError(f"unknown partition {spec!r}: valid are {forms}")
     if kind == "pathological":
-        number = _number(text)
-        if number < 1:
-            raise DataError(f"K in partition {spec!r} must be a whole number of at least 1, not {text!r}")
-        return _pathological, number
-    try:
-        alpha = float(text)
-    except ValueError:
-        alpha = math.nan
-    if not (math.isfinite(alpha) and alpha > 0):
-        raise DataError(f"ALPHA in partition {spec!r} must be a finite number above 0, not {text!r}")
+        return _pathological, read_whole_number(f"K in partition {spec!r}", text, 1, error=DataError)
+    alpha = read_number(f"ALPHA in partition {spec!r}", text, 0, open_low=True, error=DataError)
     return (_dirichlet if kind == "dirichlet" else _inner_dirichlet), alpha
-
-
-def _number(text: str) -> int:
-    """Return a whole number, or 0 where ``text`` is none."""
-    try:
-        return int(text)
-    except ValueError:
-        return 0
 
 
 def _run(partitioner: Any, labels: IntArray, num_clients: int) -> list[IntArray]:

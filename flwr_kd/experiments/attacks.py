@@ -36,7 +36,6 @@ Examples
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -49,7 +48,7 @@ from safetensors.numpy import load, save
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from flwr_kd.checks import ConfigError
+from flwr_kd.checks import ConfigError, read_number, read_whole_number, whole_number
 from flwr_kd.data import ArrayDataset
 from flwr_kd.learning.batches import Batches, DatasetError, normalize_labels
 from flwr_kd.seeding import numpy_generator
@@ -336,19 +335,19 @@ def parse_attack(spec: str) -> Attack:
     if name == "label-flip":
         if not colon or value == "permute":
             return LabelFlip(None if colon else 0)
-        if not (value.isascii() and value.isdigit()):
-            raise _wrong(spec, "TARGET must be a whole number from 0 or permute", value)
-        return LabelFlip(int(value))
+        return LabelFlip(read_whole_number(f"attack {spec!r}: TARGET, unless it is permute,", value))
     if name == "gaussian":
-        return Gaussian(_positive(spec, "SIGMA", value))
+        return Gaussian(read_number(f"attack {spec!r}: SIGMA", value, 0, open_low=True))
     if name == "sign-flip":
-        return SignFlip(_positive(spec, "SCALE", value)) if colon else SignFlip()
+        return (
+            SignFlip(read_number(f"attack {spec!r}: SCALE", value, 0, open_low=True)) if colon else SignFlip()
+        )
     if name == "nan":
         if colon:
             raise ConfigError(f"attack {spec!r}: nan takes no value")
         return NotANumber()
     if colon and value not in PAYLOAD_FIELDS:
-        raise _wrong(spec, f"KIND must be one of {', '.join(PAYLOAD_FIELDS)}", value)
+        raise ConfigError(f"attack {spec!r}: KIND must be one of {', '.join(PAYLOAD_FIELDS)}, got {value!r}")
     return PayloadLie(frozenset({value})) if colon else PayloadLie()
 
 
@@ -375,10 +374,7 @@ def draw_attackers(clients: int, attackers: int, seed: int) -> frozenset[int]:
     >>> len(few), len(more), few < more
     (2, 4, True)
     """
-    if not 0 <= attackers <= clients:
-        raise ConfigError(
-            f"attackers must be a whole number from 0 to {clients}, the clients, got {attackers}"
-        )
+    whole_number("attackers", attackers, 0, clients)
     order = numpy_generator(seed, "attackers").permutation(clients)
     return frozenset(order[:attackers].tolist())
 
@@ -497,17 +493,3 @@ def _largest_counts(counts: NDArray, num_examples: int) -> NDArray:
     found = np.ones_like(counts)
     found[np.argmin(counts)] = max(num_examples - (len(counts) - 1), 1)
     return found
-
-
-def _positive(spec: str, name: str, text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not (math.isfinite(value) and value > 0):
-        raise _wrong(spec, f"{name} must be a finite number above 0", text)
-    return value
-
-
-def _wrong(spec: str, rule: str, text: str) -> ConfigError:
-    return ConfigError(f"attack {spec!r}: {rule}, got {text!r}")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from torch import nn
 
 from flwr_kd import registry
-from flwr_kd.checks import ConfigError
+from flwr_kd.checks import ConfigError, number, share, whole_number
 from flwr_kd.data import (
     DataSpec,
     augmentation,
@@ -116,22 +115,17 @@ class Experiment:
     def __post_init__(self) -> None:
         whole = {"clients": 1, "rounds": 1, "workers": 1, "seed": 0, "public_limit": 1, "attackers": 0}
         for name, least in whole.items():
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise ConfigError(f"{name} must be a whole number from {least}, got {value!r}")
+            whole_number(name, getattr(self, name), least)
         if self.backend not in BACKENDS:
             raise ConfigError(unknown_name("backend", self.backend, BACKENDS))
         for name in self.models:
             if name not in MODELS:
                 raise ConfigError(unknown_name("model", name, MODELS))
-        if self.feature_dim is not None and self.feature_dim < 1:
-            raise ConfigError(f"feature-dim must be a whole number from 1, got {self.feature_dim!r}")
-        if not 0 < self.fraction_train <= 1:
-            raise ConfigError(f"fraction-train must be in (0, 1], got {self.fraction_train}")
+        if self.feature_dim is not None:
+            whole_number("feature-dim", self.feature_dim, 1)
+        share("fraction-train", self.fraction_train, open_low=True)
         if self.imbalance is not None:
-            real = isinstance(self.imbalance, int | float) and not isinstance(self.imbalance, bool)
-            if not real or not (math.isfinite(self.imbalance) and self.imbalance >= 1):
-                raise ConfigError(f"imbalance must be a finite number from 1, got {self.imbalance!r}")
+            number("imbalance", self.imbalance, 1)
         resolve_device(self.device)
         augmentation(self.augment)
         if self.attack is not None:

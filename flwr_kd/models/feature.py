@@ -11,6 +11,8 @@ from torch import Tensor, fx, nn
 from torch.nn.parameter import is_lazy
 from torch.utils.hooks import RemovableHandle
 
+from flwr_kd.checks import whole_number
+
 __all__ = ["FeatureModel", "SplitModel", "as_feature_model", "count_parameters"]
 
 _NOT_LOGITS = (nn.Softmax, nn.LogSoftmax, nn.Softmin, nn.Softmax2d, nn.Sigmoid, nn.LogSigmoid)
@@ -489,15 +491,17 @@ def _flat_layers(module: nn.Module) -> Iterator[nn.Module]:
         yield module
 
 
+def check_size(name: str, value: object, least: int, most: int | None = None) -> int:
+    """Return a model's size or seed after checking it: TypeError if it is no whole number, else ValueError."""
+    return whole_number(name, value, least, most, error=ValueError, type_error=TypeError)
+
+
 def _size(name: str, given: int | None, read: int | None, head: nn.Module) -> int:
     if given is None:
         if read is None:
             raise ValueError(f"{name} cannot be read from a head of type {_kind(head)}: give {name}=")
         return read
-    if isinstance(given, bool) or not isinstance(given, int):
-        raise TypeError(f"{name} must be an int, got {given!r}")
-    if given < 1:
-        raise ValueError(f"{name} must be at least 1, got {given}")
+    check_size(name, given, 1)
     if read is not None and given != read:
         raise ValueError(f"{name} is {given}, but the head's Linear has {read}")
     return given

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from flwr_kd.models.zoo import _check_int, _check_shape, _DrawFrom
+from flwr_kd.models.feature import check_size
+from flwr_kd.models.zoo import _check_shape, _DrawFrom
 
 __all__ = ["ConditionalGenerator", "build_generator"]
 
@@ -82,9 +83,9 @@ def build_generator(
     torch.Size([4, 1, 28, 28])
     """
     shape = _check_shape("a generator", None, tuple(input_shape))
-    _check_int("num_classes", num_classes, 2)
-    _check_int("latent_dim", latent_dim, 1)
-    _check_int("seed", seed, 0, 2**63)
+    check_size("num_classes", num_classes, 2)
+    check_size("latent_dim", latent_dim, 1)
+    check_size("seed", seed, 0, 2**63 - 1)
     inputs = latent_dim + num_classes
     with torch.device("cpu"), _DrawFrom(torch.Generator().manual_seed(seed)):
         net = _of_images(inputs, shape) if len(shape) == 3 else _of_numbers(inputs, shape)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from numbers import Real
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 from torch.utils.flop_counter import FlopCounterMode
 
+from flwr_kd.checks import number
 from flwr_kd.models.feature import FeatureModel, SplitModel, _final_linear, _HeadTap, _kind
 
 __all__ = [
@@ -408,8 +408,4 @@ def _place(name: str, module: nn.Module) -> str:
 
 
 def _check_width(width: float) -> float:
-    if isinstance(width, bool) or not isinstance(width, Real):
-        raise TypeError(f"width must be a number, got {width!r}")
-    if not 0 < width <= 1:
-        raise ValueError(f"width must be in (0, 1], got {width!r}")
-    return float(width)
+    return number("width", width, 0, 1, open_low=True, error=ValueError, type_error=TypeError)

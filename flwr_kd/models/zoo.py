@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from flwr_kd.models.feature import FeatureModel, SplitModel
+from flwr_kd.checks import is_whole_number
+from flwr_kd.models.feature import FeatureModel, SplitModel, check_size
 
 __all__ = ["MODELS", "build_model", "build_predictor"]
 
@@ -122,8 +123,8 @@ def build_model(
     smallest_side = 4 if name in _SPLIT else _BUILDERS[name].smallest_side
     shape = _check_shape(name, smallest_side, input_shape)
     _check_vocabulary(name, vocabulary, shape)
-    _check_int("num_classes", num_classes, 2)
-    _check_int("seed", seed, 0, 2**63)
+    check_size("num_classes", num_classes, 2)
+    check_size("seed", seed, 0, 2**63 - 1)
     if name in _SPLIT:
         if feature_dim is not None:
             raise ValueError(f"{name}'s features are maps: feature_dim must be None, got {feature_dim}")
@@ -137,7 +138,7 @@ def build_model(
     spec = _BUILDERS[name]
     width = spec.feature_dim
     if feature_dim is not None:
-        _check_int("feature_dim", feature_dim, 1)
+        check_size("feature_dim", feature_dim, 1)
         width = feature_dim
     with torch.device("cpu"), _DrawFrom(torch.Generator().manual_seed(seed)):
         extractor = spec.extractor((vocabulary,) if vocabulary else shape, width)
@@ -173,8 +174,8 @@ def build_predictor(feature_shape: tuple[int, ...], *, num_classes: int, seed: i
     torch.Size([2, 10])
     """
     shape = _check_shape("a predictor", None, feature_shape, "feature_shape")
-    _check_int("num_classes", num_classes, 2)
-    _check_int("seed", seed, 0, 2**63)
+    check_size("num_classes", num_classes, 2)
+    check_size("seed", seed, 0, 2**63 - 1)
     with torch.device("cpu"), _DrawFrom(torch.Generator().manual_seed(seed)):
         if len(shape) == 3:
             return _residual_predictor({16: 3, 32: 3, 64: 3}, shape[0], num_classes)
@@ -470,7 +471,7 @@ def _check_shape(
     if isinstance(shape, str) or not isinstance(shape, Sequence):
         raise TypeError(f"{argument} must be a tuple of ints, got {shape!r}")
     for size in shape:
-        if isinstance(size, bool) or not isinstance(size, int):
+        if not is_whole_number(size):
             raise TypeError(f"{argument} must be a tuple of ints, got {shape!r}")
     sizes = tuple(shape)
     if not sizes or min(sizes) < 1:
@@ -488,7 +489,7 @@ def _check_shape(
 
 def _check_vocabulary(name: str, vocabulary: int | None, shape: tuple[int, ...]) -> None:
     if vocabulary is not None:
-        _check_int("vocabulary", vocabulary, 0)
+        check_size("vocabulary", vocabulary, 0)
     if name in _SPLIT or not _BUILDERS[name].takes_tokens:
         if vocabulary:
             raise ValueError(
@@ -501,11 +502,3 @@ def _check_vocabulary(name: str, vocabulary: int | None, shape: tuple[int, ...])
         )
     if len(shape) != 1:
         raise ValueError(f"{name} takes an input_shape (length,), got {shape}")
-
-
-def _check_int(name: str, value: int, low: int, high: int | None = None) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be an int, got {value!r}")
-    if value < low or (high is not None and value >= high):
-        limit = f"at least {low}" if high is None else f"in [{low}, {high})"
-        raise ValueError(f"{name} must be {limit}, got {value}")

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from flwr_kd.checks import DataError
-from flwr_kd.data._base import AnyArray, IntArray, as_labels, require, whole
+from flwr_kd.checks import DataError, whole_number
+from flwr_kd.data._base import AnyArray, IntArray, as_labels, require
 from flwr_kd.models import as_feature_model
 from flwr_kd.seeding import derive_seed
 
@@ -129,7 +129,7 @@ def loss_along(
     >>> loss_along(model, state, [away], [-1.0, 0.0, 1.0], x, y).round(3)
     array([[1.313, 0.693, 0.313]])
     """
-    whole(batch_size, "batch_size", 1)
+    whole_number("batch_size", batch_size, 1, error=DataError)
     if not len(x) or len(x) != len(y):
         raise DataError(f"x and y must have one length of at least 1, not {len(x)} and {len(y)}")
     for direction in directions:
@@ -192,9 +192,9 @@ def sample_of_classes(
     """
     found = as_labels(labels)
     present = np.unique(found)
-    if whole(classes, "classes", 1) > len(present):
+    if whole_number("classes", classes, 1, error=DataError) > len(present):
         raise DataError(f"classes must be at most the number that occurs, {len(present)}, not {classes}")
-    if whole(size, "samples", 1) < classes:
+    if whole_number("samples", size, 1, error=DataError) < classes:
         raise DataError(f"samples must be at least the number of classes, {classes}, not {size}")
     chosen = generator.permutation(present)[:classes]
     rows = []
@@ -232,7 +232,7 @@ def features_of(model: nn.Module, x: Tensor, batch_size: int = 512) -> npt.NDArr
     >>> features_of(model, torch.zeros(5, 2, 2)).shape
     (5, 3)
     """
-    whole(batch_size, "batch_size", 1)
+    whole_number("batch_size", batch_size, 1, error=DataError)
     if not len(x):
         raise DataError("x must have at least one sample")
     device = _device(model)

@@ -20,6 +20,8 @@ from typing import Any, ClassVar, Self, TypeVar, cast
 
 import numpy as np
 
+from flwr_kd.checks import number, share, whole_number
+
 __all__ = ["SCHEMA_VERSION", "Comparison", "ResultError", "ResultExistsError", "RoundResult", "RunResult"]
 
 _T = TypeVar("_T")
@@ -105,17 +107,17 @@ class RoundResult:
             ("participants", 0),
             ("failures", 0),
         ):
-            object.__setattr__(self, name, _whole(name, getattr(self, name), least))
+            object.__setattr__(self, name, whole_number(name, getattr(self, name), least, error=ResultError))
         for name in _ACCURACIES:
             object.__setattr__(self, name, _accuracy(name, getattr(self, name)))
-        object.__setattr__(self, "train_loss", _real("train_loss", self.train_loss))
+        object.__setattr__(self, "train_loss", _measured("train_loss", self.train_loss))
         clients = _json_mapping("clients", self.clients)
         for client, values in clients.items():
             if not isinstance(values, dict) or not set(values) <= set(_OF_CLIENT):
                 raise ResultError(f"clients[{client!r}] must have {' and '.join(_OF_CLIENT)}, got {values!r}")
             clients[client] = {name: _accuracy(name, values.get(name)) for name in _OF_CLIENT}
         object.__setattr__(self, "clients", clients)
-        seconds = _real("seconds", self.seconds)
+        seconds = _measured("seconds", self.seconds)
         if seconds is None or seconds < 0:
             raise ResultError(f"seconds must be finite and >= 0, got {self.seconds!r}")
         object.__setattr__(self, "seconds", seconds)
@@ -154,7 +156,7 @@ class RunResult:
     def __post_init__(self) -> None:
         if not isinstance(self.method, str) or not self.method:
             raise ResultError(f"method must be a text that is not empty, got {self.method!r}")
-        object.__setattr__(self, "seed", _whole("seed", self.seed, 0))
+        object.__setattr__(self, "seed", whole_number("seed", self.seed, 0, error=ResultError))
         object.__setattr__(self, "rounds", tuple(self.rounds))
         numbers = [result.round for result in self.rounds]
         if any(later <= earlier for earlier, later in itertools.pairwise(numbers)):
@@ -165,7 +167,7 @@ class RunResult:
             raise ResultError("histogram must be a list of lists, [clients][classes]")
         if len({len(row) for row in rows}) > 1:
             raise ResultError(f"histogram must have one width, got {sorted({len(row) for row in rows})}")
-        checked = [[_whole("histogram", value, 0) for value in row] for row in rows]
+        checked = [[whole_number("histogram", value, 0, error=ResultError) for value in row] for row in rows]
         object.__setattr__(self, "histogram", checked)
 
     @property
@@ -414,30 +416,16 @@ def _spread(values: Iterable[float | None]) -> dict[str, float | int | None]:
     }
 
 
-def _whole(name: str, value: object, least: int) -> int:
-    if isinstance(value, bool | np.bool_) or not isinstance(value, int | np.integer) or value < least:
-        raise ResultError(f"{name} must be a whole number >= {least}, got {value!r}")
-    return int(value)
-
-
-def _real(name: str, value: object) -> float | None:
+def _measured(name: str, value: object) -> float | None:
     """Return a finite float, or None for None, NaN and the infinities."""
-    if value is None:
+    if value is None or (isinstance(value, float | np.floating) and not np.isfinite(value)):
         return None
-    if isinstance(value, bool | np.bool_) or not isinstance(value, int | float | np.integer | np.floating):
-        raise ResultError(f"{name} must be a number or None, got {value!r}")
-    try:
-        number = float(value)
-    except OverflowError:
-        raise ResultError(f"{name} is a whole number too large for a float") from None
-    return number if math.isfinite(number) else None
+    return number(name, value, error=ResultError)
 
 
 def _accuracy(name: str, value: object) -> float | None:
-    number = _real(name, value)
-    if number is not None and not 0 <= number <= 1:
-        raise ResultError(f"{name} must be None or in [0, 1], got {number}")
-    return number
+    found = _measured(name, value)
+    return None if found is None else share(name, found, error=ResultError)
 
 
 def _json_mapping(where: str, value: object) -> dict[str, Any]:

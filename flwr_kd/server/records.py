@@ -12,7 +12,8 @@ import numpy.typing as npt
 from flwr.app import ArrayRecord
 from flwr.serverapp.strategy import Result
 
-from flwr_kd.text import plain, shown
+from flwr_kd.checks import whole_number
+from flwr_kd.text import plain
 from flwr_kd.transport.flower_records import REFUSAL
 from flwr_kd.transport.payload import Payload, PayloadError, PayloadT
 from flwr_kd.transport.template import ArrayTemplate
@@ -103,10 +104,7 @@ class Node:
         """
 
         def whole(name: str) -> int:
-            value = properties.get(name)
-            if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**53:
-                raise PayloadError(f"property {name!r} must be a whole number from 0, got {shown(value)}")
-            return value
+            return whole_number(f"property {name!r}", properties.get(name), 0, 2**53 - 1, error=PayloadError)
 
         return cls(
             node_id=node_id,

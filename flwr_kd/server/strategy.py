@@ -22,7 +22,7 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from flwr_kd.checks import ConfigError, in_range
+from flwr_kd.checks import ConfigError, number, share, whole_number
 from flwr_kd.config import ConfigT, MethodConfig
 from flwr_kd.seeding import numpy_generator
 from flwr_kd.server.aggregation import RunningMean, shares
@@ -139,16 +139,16 @@ class KDStrategy(Strategy, Generic[ConfigT, PayloadT]):
         # A class variable cannot be of a type variable; the class statement names the same class twice.
         kind: type[Any] = self.config_class
         self.config: ConfigT = config if config is not None else kind.from_mapping(hyperparameters)
-        in_range("fraction_train", fraction_train, 0.0, 1.0, open_low=True)
-        in_range("fraction_evaluate", fraction_evaluate, 0.0, 1.0)
+        share("fraction_train", fraction_train, open_low=True)
+        share("fraction_evaluate", fraction_evaluate)
         for name, value in (
             ("min_train_nodes", min_train_nodes),
             ("min_available_nodes", min_available_nodes),
             ("max_void_rounds", max_void_rounds),
         ):
-            in_range(name, value, 1, 2**31)
-        in_range("max_payload_bytes", max_payload_bytes, 1, 2**31 - 2**20)
-        in_range("max_examples", max_examples, 1, 2**53)
+            whole_number(name, value, 1, 2**31)
+        whole_number("max_payload_bytes", max_payload_bytes, 1, 2**31 - 2**20)
+        whole_number("max_examples", max_examples, 1, 2**53)
         if resume and checkpoint_dir is None:
             raise ConfigError("resume=True needs checkpoint_dir")
         self.fraction_train, self.fraction_evaluate = fraction_train, fraction_evaluate
@@ -363,8 +363,8 @@ class KDStrategy(Strategy, Generic[ConfigT, PayloadT]):
         VoidRoundsError
             If ``max_void_rounds`` rounds in a row had fewer than ``min_train_nodes`` usable answers.
         """
-        in_range("num_rounds", num_rounds, 1, 2**31)
-        in_range("timeout", timeout, 0.0, float("inf"), open_low=True)
+        whole_number("num_rounds", num_rounds, 1, 2**31)
+        number("timeout", timeout, 0, float("inf"), open_low=True)
         log(INFO, "Starting %s strategy:", type(self).__name__)
         self.summary()
         self._timeout, self.num_rounds = timeout, num_rounds

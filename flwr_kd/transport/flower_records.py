@@ -15,6 +15,7 @@ from typing import Any
 import numpy.typing as npt
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
+from flwr_kd.checks import whole_number
 from flwr_kd.text import shown
 from flwr_kd.transport.payload import PayloadError
 from flwr_kd.transport.template import EMPTY, read_array
@@ -207,9 +208,7 @@ def _record(records: Mapping[str, Any], key: str) -> Any:
 
 def _num_examples(content: RecordDict, res: str) -> int:
     value = _record(content.metric_records, f"{res}.num_examples").get("num_examples")
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _MAX_EXAMPLES:
-        raise PayloadError(f"num_examples must be a whole number from 0, got {shown(value)}")
-    return value
+    return whole_number("num_examples", value, 0, _MAX_EXAMPLES, error=PayloadError)
 
 
 def _metrics(config: Mapping[str, Any]) -> dict[str, float]:

@@ -186,9 +186,9 @@ def test_what_is_no_image_is_its_own_view(shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize(
     ("degrees", "scale", "text"),
     [
-        (-1.0, (1.0, 1.0), r"degrees must be in \[0, 180\], not -1.0"),
+        (-1.0, (1.0, 1.0), r"degrees must be in \[0, 180\], got -1.0"),
         (181.0, (1.0, 1.0), r"degrees must be in \[0, 180\]"),
-        (float("nan"), (1.0, 1.0), r"degrees must be in \[0, 180\], not nan"),
+        (float("nan"), (1.0, 1.0), r"degrees must be in \[0, 180\], got nan"),
         (0.0, (0.0, 1.0), "scale must be two positive finite numbers in order"),
         (0.0, (1.2, 1.1), "scale must be two positive finite numbers in order"),
         (0.0, (1.0, float("inf")), "scale must be two positive finite numbers in order"),

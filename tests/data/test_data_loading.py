@@ -90,7 +90,7 @@ def test_limit_keeps_the_mix_and_the_share_of_the_test_set() -> None:
 
 @pytest.mark.parametrize("limit", [0, -3, 2.5, True, "7"])
 def test_bad_limits_are_named(limit: object) -> None:
-    with pytest.raises(DataError, match=r"limit must be a whole number of at least 1"):
+    with pytest.raises(DataError, match=r"limit must be a whole number from 1, got"):
         load("digits", limit=limit)  # type: ignore[arg-type]
     with pytest.raises(DataError, match=r"limit must be"):
         load_public(None, dataset="digits", limit=limit)  # type: ignore[arg-type]

@@ -80,11 +80,11 @@ def test_one_class_and_one_sample() -> None:
 @pytest.mark.parametrize(
     ("labels", "factor", "text"),
     [
-        ([0, 1], 0.5, "imbalance factor must be a finite number of at least 1, not 0.5"),
-        ([0, 1], math.nan, "at least 1, not nan"),
-        ([0, 1], math.inf, "at least 1, not inf"),
-        ([0, 1], True, "at least 1, not True"),
-        ([0, 1], "10", "at least 1, not '10'"),
+        ([0, 1], 0.5, "imbalance factor must be a finite number from 1, got 0.5"),
+        ([0, 1], math.nan, "a finite number from 1, got nan"),
+        ([0, 1], math.inf, "a finite number from 1, got inf"),
+        ([0, 1], True, "a finite number from 1, got True"),
+        ([0, 1], "10", "a finite number from 1, got '10'"),
         ([], 10, "at least one sample, labels is empty"),
         ([0, -1], 10, "labels must not be negative, but there is -1"),
         (np.repeat([0, 4], 9), 10, "imbalance factor 10 needs at least 10 samples of class 0 for one of class 4, "

@@ -503,10 +503,10 @@ def test_width_before_a_reshaping_layer_is_no_contradiction() -> None:
     [
         ({"feature_dim": 5}, ValueError, "feature_dim is 5, but the head's Linear has 4"),
         ({"num_classes": 5}, ValueError, "num_classes is 5, but the head's Linear has 3"),
-        ({"feature_dim": 0}, ValueError, "feature_dim must be at least 1, got 0"),
-        ({"num_classes": -1}, ValueError, "num_classes must be at least 1, got -1"),
-        ({"num_classes": 3.0}, TypeError, "num_classes must be an int, got 3.0"),
-        ({"feature_dim": True}, TypeError, "feature_dim must be an int, got True"),
+        ({"feature_dim": 0}, ValueError, "feature_dim must be a whole number from 1, got 0"),
+        ({"num_classes": -1}, ValueError, "num_classes must be a whole number from 1, got -1"),
+        ({"num_classes": 3.0}, TypeError, "num_classes must be a whole number from 1, got 3.0"),
+        ({"feature_dim": True}, TypeError, "feature_dim must be a whole number from 1, got True"),
     ],
 )
 def test_wrong_sizes(sizes: dict[str, Any], error: type[Exception], message: str) -> None:

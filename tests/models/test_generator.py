@@ -73,12 +73,12 @@ def test_weights_depend_on_the_seed_alone(shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize(
     ("changes", "error", "text"),
     [
-        ({"num_classes": 1}, ValueError, "num_classes must be at least 2, got 1"),
-        ({"latent_dim": 0}, ValueError, "latent_dim must be at least 1, got 0"),
+        ({"num_classes": 1}, ValueError, "num_classes must be a whole number from 2, got 1"),
+        ({"latent_dim": 0}, ValueError, "latent_dim must be a whole number from 1, got 0"),
         ({"seed": -1}, ValueError, "seed must be"),
         ({"seed": 2**63}, ValueError, "seed must be"),
-        ({"seed": 0.5}, TypeError, "seed must be an int"),
-        ({"latent_dim": "6"}, TypeError, "latent_dim must be an int"),
+        ({"seed": 0.5}, TypeError, "seed must be a whole number from 0"),
+        ({"latent_dim": "6"}, TypeError, "latent_dim must be a whole number from 1"),
         ({"shape": (0, 4, 4)}, ValueError, "input_shape"),
         ({"shape": (1.5, 4)}, TypeError, "input_shape"),
     ],

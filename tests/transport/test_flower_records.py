@@ -190,7 +190,7 @@ class TestReplies:
             (flower_records.read_train_reply, _train(examples=examples)),
             (flower_records.read_evaluate_reply, _evaluate(examples=examples)),
         ]:
-            with pytest.raises(PayloadError, match="num_examples must be a whole number from 0, got"):
+            with pytest.raises(PayloadError, match="num_examples must be a whole number from 0 to 90071"):
                 read(message)
 
     def test_num_examples_without_the_key(self) -> None:
