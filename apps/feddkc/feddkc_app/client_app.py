@@ -1,4 +1,4 @@
-"""FedDKC's ClientApp: a client whose model is its own, trained on its part of the data set or on its own data."""
+"""FedDKC's ClientApp: a client with its own model, trained on its part of the data set or on its own data."""
 
 from flwr.app import Context
 from flwr.client import Client
@@ -9,7 +9,7 @@ from flwr_kd.strategies.feddkc import FedDKCClient
 
 
 def client_fn(context: Context) -> Client:
-    # A model and data sets of another kind go here, the same ones for every message.
+    # Put your own model and data sets here. They must be the same for every message.
     model, train_set, test_set = client_data(context)
     return FedDKCClient(model, train_set, test_set, context=context).to_client()
 

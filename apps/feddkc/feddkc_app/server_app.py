@@ -23,11 +23,11 @@ def main(grid: Grid, context: Context) -> None:
     run = experiment(context)
     out = output_folder(context)
     config = FedDKCConfig.from_wire(context.run_config)
-    # With models or data sets of another kind, leave this out: the server needs none.
+    # With your own models or data sets, remove this check: the server needs neither.
     check(run, config)
-    # So that the numbers are those of `flwr-kd simulate`: more threads are faster, and round otherwise.
+    # One thread gives the numbers of `flwr-kd simulate`. More threads are faster, but change the rounding.
     torch.set_num_threads(1)
-    # Where the predictor is trained; server_model=... is one of your own.
+    # `device` is where the predictor is trained. server_model=... sets your own predictor.
     strategy = FedDKC(config, device=run.device, **strategy_options(context))
     # No arrays and no evaluate_fn: the models stay at the clients.
     result = strategy.start(

@@ -27,13 +27,13 @@ def main(grid: Grid, context: Context) -> None:
     run = experiment(context).of(method)
     out = output_folder(context)
     config = FedHEADConfig.from_wire(context.run_config)
-    # With a model or data sets of another kind: leave this out, and evaluate_fn if the server has no test data.
+    # With your own model or data sets, remove this check, and evaluate_fn if the server has no test data.
     check(run, config, method)
-    # So that the numbers are those of `flwr-kd simulate`: more threads are faster, and round otherwise.
+    # One thread gives the numbers of `flwr-kd simulate`. More threads are faster, but change the rounding.
     torch.set_num_threads(1)
     options = strategy_options(context)
     if method.strategy is FedHEADPlus:
-        # With data sets of another kind: model=..., public_set=..., and device=... where the server distils.
+        # With your own data sets, replace server_options by model=..., public_set=... and device=...
         strategy: FedHEAD = FedHEADPlus(config, **server_options(method, run), **options)
     else:
         strategy = FedHEAD(config, **options)

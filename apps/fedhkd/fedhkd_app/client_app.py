@@ -9,7 +9,7 @@ from flwr_kd.strategies.fedhkd import FedHKDClient
 
 
 def client_fn(context: Context) -> Client:
-    # A model and data sets of another kind go here, the same ones for every message.
+    # Put your own model and data sets here. They must be the same for every message.
     model, train_set, test_set = client_data(context)
     noise = bool(context.run_config["reproducible-noise"])
     return FedHKDClient(model, train_set, test_set, context=context, reproducible_noise=noise).to_client()

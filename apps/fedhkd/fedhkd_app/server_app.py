@@ -24,7 +24,7 @@ def main(grid: Grid, context: Context) -> None:
     run = experiment(context).of(registry.get("fedhkd"))
     out = output_folder(context)
     config = FedHKDConfig.from_wire(context.run_config)
-    # With a model or data sets of another kind: leave this out, and evaluate_fn if the server has no test data.
+    # With your own model or data sets, remove this check, and evaluate_fn if the server has no test data.
     check(run, config)
     strategy = FedHKD(config, **strategy_options(context))
     result = strategy.start(

@@ -1,4 +1,4 @@
-"""FedHyb's ClientApp: a client that trains on its data, and distils itself into sub-networks."""
+"""FedHyb's ClientApp: a client that trains on its data, and distils its model into sub-networks."""
 
 from flwr.app import Context
 from flwr.client import Client
@@ -9,7 +9,7 @@ from flwr_kd.strategies.fedhyb import FedHybClient
 
 
 def client_fn(context: Context) -> Client:
-    # A model and data sets of another kind go here, the same ones for every message.
+    # Put your own model and data sets here. They must be the same for every message.
     model, train_set, test_set = client_data(context)
     return FedHybClient(model, train_set, test_set, context=context).to_client()
 

@@ -27,11 +27,11 @@ def main(grid: Grid, context: Context) -> None:
     run = experiment(context).of(method)
     out = output_folder(context)
     config = hyperparameters(method, context.run_config)
-    # With a model or data sets of another kind: leave this out, and evaluate_fn if the server has no test data.
+    # With your own model or data sets, remove this check, and evaluate_fn if the server has no test data.
     check(run, config, method)
-    # So that the numbers are those of `flwr-kd simulate`: more threads are faster, and round otherwise.
+    # One thread gives the numbers of `flwr-kd simulate`. More threads are faster, but change the rounding.
     torch.set_num_threads(1)
-    # With data sets of another kind, in place of server_options: what README.md says for the variant.
+    # With your own data sets, replace server_options by the arguments that README.md lists for the variant.
     strategy = method.strategy(config, **server_options(method, run), **strategy_options(context))
     result = strategy.start(
         grid=grid,

@@ -1,4 +1,4 @@
-"""The ClientApp: a client whose model is its own, trained on its own data and on public data."""
+"""The ClientApp: a client with its own model, trained on its own data and on public data."""
 
 from flwr.app import Context
 from flwr.client import Client
@@ -10,8 +10,8 @@ from flwr_kd.experiments.run_config import client_data, public_options
 
 def client_fn(context: Context) -> Client:
     method = registry.get(str(context.run_config["method"]))
-    # A model and data sets of another kind go here, the same ones for every message, and public_set=...: the same
-    # samples in the same order at every client, or none where the server has them.
+    # Put your own model and data sets here. They must be the same for every message. Set public_set=... to the same
+    # samples in the same order at every client, or leave it out if the server has them.
     model, train_set, test_set = client_data(context)
     public = public_options(context, method)
     return method.client(model, train_set, test_set, context=context, **public).to_client()

@@ -32,12 +32,12 @@ def main(grid: Grid, context: Context) -> None:
         raise ConfigError(
             f"warmup-epochs must be 0 with classes: public data has no labels then, got {warm_up}"
         )
-    # With models or data sets of another kind, leave this out.
+    # With your own models or data sets, remove this check.
     check(run, config, method)
-    # So that the numbers are those of `flwr-kd simulate`: more threads are faster, and round otherwise.
+    # One thread gives the numbers of `flwr-kd simulate`. More threads are faster, but change the rounding.
     torch.set_num_threads(1)
-    # With data sets of another kind, server_options is public_set=..., or nothing: the server then expects the set
-    # that most clients have. With public-at="server" it is needed, and its samples are sent.
+    # With your own data sets, replace server_options by public_set=... or remove it: the server then expects the
+    # set that most clients have. With public-at="server" the set is required, and its samples are sent.
     strategy = method.strategy(config, **server_options(method, run), **strategy_options(context))
     # No arrays and no evaluate_fn: the models stay at the clients.
     result = strategy.start(
