@@ -1,4 +1,4 @@
-"""A conditional generator of samples, for servers that have no data of their own."""
+"""A conditional generator of samples, for servers that have no data."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from flwr_kd.models.feature import check_size
-from flwr_kd.models.zoo import _check_shape, _DrawFrom
+from flwr_kd.models.checks import check_shape, check_size
+from flwr_kd.models.initialisation import DrawFrom
 
 __all__ = ["ConditionalGenerator", "build_generator"]
 
@@ -19,12 +19,12 @@ _CHANNELS = 32
 
 
 class ConditionalGenerator(nn.Module):
-    """Turns noise and a class into a sample; made by :func:`build_generator`.
+    """A network that turns noise and a class into a sample; built by :func:`build_generator`.
 
     Attributes
     ----------
     latent_dim, num_classes : int
-        Sizes of the noise and of the one-hot class that enter side by side.
+        Sizes of the noise and of the one-hot class, which are concatenated.
     """
 
     def __init__(self, net: nn.Module, *, latent_dim: int, num_classes: int) -> None:
@@ -34,7 +34,7 @@ class ConditionalGenerator(nn.Module):
 
     def forward(self, z: Tensor, labels: Tensor) -> Tensor:
         """Return samples ``[B, ...]`` of noise ``[B, Z]`` and classes ``[B]``."""
-        # As long as the noise, beside which the class would hardly be seen otherwise.
+        # The factor gives the class the same norm as the noise, so that it has as much influence.
         one_hot = math.sqrt(self.latent_dim) * F.one_hot(labels, self.num_classes).to(z.dtype)
         return cast(Tensor, self.net(torch.cat([z, one_hot], dim=1)))
 
@@ -51,12 +51,12 @@ class _Resize(nn.Module):
 def build_generator(
     input_shape: Sequence[int], *, num_classes: int, latent_dim: int, seed: int
 ) -> ConditionalGenerator:
-    """Build a generator with random weights that depend on nothing but the arguments.
+    """Build a generator with random weights that depend only on the arguments.
 
-    For images ``(K, H, W)`` a ``Linear`` to maps of a quarter of the side, and three 3×3 convolutions, before the
-    second and the third of which the maps are enlarged; for any other shape a hidden layer of 256. The outputs are
-    normalised per channel (or per number) over the batch, by a BatchNorm without parameters after a tanh: data sets
-    enter models normalised, and nothing else is known of them (as in DAFL, Chen et al., ICCV 2019).
+    For images ``(K, H, W)`` it has a ``Linear`` to maps of a quarter of the side and three 3×3 convolutions; the
+    maps are enlarged before the second and the third. For any other shape it has a hidden layer of 256. A BatchNorm
+    without parameters, after a tanh, normalises the outputs per channel (or per number) over the batch, as in DAFL
+    (Chen et al., ICCV 2019): models get normalised data, and nothing else is known of the data.
 
     Parameters
     ----------
@@ -82,12 +82,12 @@ def build_generator(
     >>> generator(torch.zeros(4, 16), torch.arange(4)).shape
     torch.Size([4, 1, 28, 28])
     """
-    shape = _check_shape("a generator", None, tuple(input_shape))
+    shape = check_shape("a generator", None, tuple(input_shape))
     check_size("num_classes", num_classes, 2)
     check_size("latent_dim", latent_dim, 1)
     check_size("seed", seed, 0, 2**63 - 1)
     inputs = latent_dim + num_classes
-    with torch.device("cpu"), _DrawFrom(torch.Generator().manual_seed(seed)):
+    with torch.device("cpu"), DrawFrom(torch.Generator().manual_seed(seed)):
         net = _of_images(inputs, shape) if len(shape) == 3 else _of_numbers(inputs, shape)
     return ConditionalGenerator(net, latent_dim=latent_dim, num_classes=num_classes)
 

@@ -1,4 +1,4 @@
-"""Narrow sub-networks that share their model's weights: the first channels of each layer, and no others."""
+"""Slim sub-networks that share their model's weights: the first channels of each layer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from torch.nn.modules.conv import _ConvNd
 from torch.utils.flop_counter import FlopCounterMode
 
 from flwr_kd.checks import number
-from flwr_kd.models.feature import FeatureModel, SplitModel, _final_linear, _HeadTap, _kind
+from flwr_kd.models.checks import type_name
+from flwr_kd.models.feature import FeatureModel, SplitModel
+from flwr_kd.models.head import HeadTap, final_linear
 
 __all__ = [
     "SlimmableBatchNorm1d",
@@ -28,15 +30,15 @@ __all__ = [
 
 
 def _kept(width: float, channels: int) -> int:
-    # 0.07 * 100 is 7.000000000000001 in floating point, and must keep 7
+    # 0.07 * 100 is 7.000000000000001 in floating point, but must keep 7 channels.
     return max(1, math.ceil(width * channels - 1e-9))
 
 
 class SlimmableConv2d(nn.Conv2d):
-    """A ``Conv2d`` that can run narrow: from the channels that come in to the first ``ceil(width · C_out)``.
+    """A ``Conv2d`` that can run narrow: from its input's channels to the first ``ceil(width · C_out)`` channels.
 
-    At ``width`` 1 it is its parent, to the last bit. Below, a depthwise convolution (one group per input
-    channel) gives as many channels as it is given, times its multiplier. Other groups are not supported.
+    At ``width`` 1 it equals its parent, to the last bit. Below 1, a depthwise convolution (one group per input
+    channel) has as many output channels as input channels, times its multiplier. Other groups are not supported.
 
     Attributes
     ----------
@@ -62,31 +64,31 @@ class SlimmableConv2d(nn.Conv2d):
         if self.width == 1.0:
             return super().forward(input)
         x = input
-        came = x.shape[-3]
+        channels = x.shape[-3]
         if self._depthwise:
-            weight = self.weight[: self.out_channels // self.in_channels * came]
+            weight = self.weight[: self.out_channels // self.in_channels * channels]
         else:
-            weight = self.weight[: _kept(self.width, self.out_channels), :came]
+            weight = self.weight[: _kept(self.width, self.out_channels), :channels]
         bias = None if self.bias is None else self.bias[: len(weight)]
         padding = self.padding
         if self.padding_mode != "zeros":
             x = F.pad(x, self._reversed_padding_repeated_twice, mode=self.padding_mode)
             padding = (0, 0)
-        groups = came if self._depthwise else self.groups
+        groups = channels if self._depthwise else self.groups
         return F.conv2d(x, weight, bias, self.stride, padding, self.dilation, groups)
 
 
 class SlimmableLinear(nn.Linear):
-    """A ``Linear`` that can run narrow: from the features that come in to the first ``ceil(width · D_out)``.
+    """A ``Linear`` that can run narrow: from its input's features to the first ``ceil(width · D_out)`` features.
 
-    At ``width`` 1 it is its parent, to the last bit.
+    At ``width`` 1 it equals its parent, to the last bit.
 
     Attributes
     ----------
     width
         Share of the outputs, set by :func:`slimmed`.
     whole
-        If true, all outputs are kept at any width, as of the layer that gives the logits.
+        If true, all outputs are kept at any width. This is so for the layer whose outputs are the logits.
 
     Examples
     --------
@@ -109,11 +111,11 @@ class SlimmableLinear(nn.Linear):
 
 
 class SlimmableBatchNorm2d(nn.BatchNorm2d):
-    """A ``BatchNorm2d`` that can run narrow: on the channels that come in, with their own batch's statistics.
+    """A ``BatchNorm2d`` that can run narrow: on its input's channels, with the statistics of the batch.
 
-    At ``width`` 1 it is its parent, to the last bit. Below, the running statistics are those of another
-    network: they are neither updated, nor used in evaluation mode. Only where a channel has a single value in
-    the batch (one sample of one pixel) and so no statistics of its own are they used, in both modes. Without
+    At ``width`` 1 it equals its parent, to the last bit. Below 1, the running statistics belong to another
+    network, and are neither updated, nor used in eval mode. The exception is a batch with a single value per
+    channel (one sample of one pixel), which has no statistics: the running ones are used, in both modes. Without
     running statistics such a batch raises ``ValueError``, as in torch.
 
     Attributes
@@ -137,7 +139,7 @@ class SlimmableBatchNorm2d(nn.BatchNorm2d):
 
 
 class SlimmableBatchNorm1d(nn.BatchNorm1d):
-    """A ``BatchNorm1d`` that can run narrow; all is as in :class:`SlimmableBatchNorm2d`.
+    """A ``BatchNorm1d`` that can run narrow, like :class:`SlimmableBatchNorm2d`.
 
     Attributes
     ----------
@@ -161,13 +163,13 @@ class SlimmableBatchNorm1d(nn.BatchNorm1d):
 
 def _narrow_norm(norm: SlimmableBatchNorm1d | SlimmableBatchNorm2d, x: Tensor) -> Tensor:
     norm._check_input_dim(x)
-    n = x.shape[1]
+    channels = x.shape[1]
 
     def first(values: Tensor | None) -> Tensor | None:
-        return None if values is None else values[:n]
+        return None if values is None else values[:channels]
 
     mean, variance = first(norm.running_mean), first(norm.running_var)
-    if mean is None or x.numel() > n:  # more than one value per channel
+    if mean is None or x.numel() > channels:  # more than one value per channel
         return F.batch_norm(x, None, None, first(norm.weight), first(norm.bias), True, 0.0, norm.eps)
     return F.batch_norm(x, mean, variance, first(norm.weight), first(norm.bias), False, 0.0, norm.eps)
 
@@ -180,28 +182,28 @@ _SLIM: dict[type[nn.Module], type[nn.Module]] = {
     nn.BatchNorm1d: SlimmableBatchNorm1d,
     **{layer: layer for layer in _LAYERS},
 }
-# without parameters, too, these depend on the number of channels
+# These layers depend on the number of channels even without parameters.
 _FIXED = (nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 
 
 def make_slimmable(model: nn.Module) -> nn.Module:
-    """Let a classifier run narrow, in place; nothing else about it changes.
+    """Enable a classifier to run narrow, in place; its full pass does not change.
 
-    Each ``Conv2d``, ``Linear``, ``BatchNorm2d`` and ``BatchNorm1d`` becomes the slimmable class of that name
-    by a change of its class. So parameters, hooks, optimisers, the state's names, shapes and order stay, and
-    outside of :func:`slimmed` the model computes what it did, to the last bit. Inside, each layer gives the
-    first of its channels, and takes what comes: sums of branches, channel shuffles and ``Flatten`` (channels
-    first) meet the same channels without a change in the model's code. The ``Linear`` that gives the logits
-    keeps all its outputs.
+    The class of each ``Conv2d``, ``Linear``, ``BatchNorm2d`` and ``BatchNorm1d`` is replaced by its slimmable
+    subclass. Parameters, hooks, optimisers and the names, shapes and order in the state stay the same, and
+    outside of :func:`slimmed` the model computes the same outputs, to the last bit. Inside, each layer has only
+    the first of its output channels, and accepts as many input channels as it gets. Sums of branches, channel
+    shuffles and ``Flatten`` (channels first) therefore combine the same channels, without a change in the model's
+    code. The ``Linear`` whose outputs are the logits keeps all of them.
 
-    Recurrent layers, embeddings and other layers with parameters that are not listed stay whole, if they are
-    registered before the first layer that is narrowed.
+    Recurrent layers, embeddings and other layers with parameters stay whole. They must be registered before the
+    first layer that is narrowed.
 
     Parameters
     ----------
     model
-        Any model with logits from a ``Linear``: a :class:`FeatureModel`, what :func:`as_feature_model`
-        returns, or what it takes. May have been made slimmable before.
+        Any model whose logits come from a ``Linear``: a :class:`FeatureModel`, or an argument or result of
+        :func:`as_feature_model`. It may already be slimmable.
 
     Returns
     -------
@@ -213,14 +215,15 @@ def make_slimmable(model: nn.Module) -> nn.Module:
     TypeError
         If `model` is not a module.
     ValueError
-        If the model does not end in a ``Linear``, or a narrow pass could not be right: grouped convolutions
-        that are not depthwise, GroupNorm and LayerNorm, other kinds of convolution and BatchNorm, subclasses
-        of a user's own, attention, parameters outside of layers. Says which module, and changes nothing.
+        If the model does not end in a ``Linear``, or has a module for which a narrow pass is not defined: grouped
+        convolutions that are not depthwise, GroupNorm and LayerNorm, other kinds of convolution and BatchNorm,
+        subclasses by users, attention, parameters outside of layers. The text names the module. The model is then
+        unchanged.
 
     Notes
     -----
-    A model that reads its layers' weights in its own code, or holds numbers of channels in it, is not found
-    out: torch raises in its narrow pass.
+    A model whose code reads its layers' weights, or contains numbers of channels, is not detected: torch raises
+    in its narrow pass.
 
     Examples
     --------
@@ -238,10 +241,10 @@ def make_slimmable(model: nn.Module) -> nn.Module:
     ValueError: '1' (LayerNorm) cannot run narrow: ...
     """
     if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be an nn.Module, got {_kind(model)}")
+        raise TypeError(f"model must be an nn.Module, got {type_name(model)}")
     final = _logits_layer(model)
     layers = []
-    narrowed: str | None = None  # the first layer that gives fewer channels
+    narrowed: str | None = None  # the first layer with fewer output channels
     for name, module in _named_modules(model):
         if type(module) in _SLIM:
             _check_groups(name, module)
@@ -260,14 +263,14 @@ def make_slimmable(model: nn.Module) -> nn.Module:
 
 @contextmanager
 def slimmed(model: nn.Module, width: float) -> Iterator[None]:
-    """Run a model narrow within the block; afterwards, and on an error, its width is what it was.
+    """Run a model narrow within the block; its previous width is restored at the end, also after an error.
 
     Parameters
     ----------
     model
-        What :func:`make_slimmable` returned. The width is the model's: no other thread may use it meanwhile.
+        Result of :func:`make_slimmable`. No other thread may use it within the block.
     width
-        Share of each layer's channels, in ``(0, 1]``: of ``C`` the first ``ceil(width · C)``, at least one.
+        Share of each layer's channels, in ``(0, 1]``: the first ``ceil(width · C)`` of ``C``, at least one.
 
     Raises
     ------
@@ -287,7 +290,7 @@ def slimmed(model: nn.Module, width: float) -> Iterator[None]:
     width = _check_width(width)
     modules = [module for _, module in _named_modules(model)]
     if not any(isinstance(module, _LAYERS) for module in modules):
-        raise ValueError(f"{_kind(model)} has no slimmable layer: make_slimmable(model) first")
+        raise ValueError(f"{type_name(model)} has no slimmable layer: make_slimmable(model) first")
     before: list[tuple[nn.Module, str, float | None]] = []
     try:
         for module in modules:
@@ -305,24 +308,24 @@ def slimmed(model: nn.Module, width: float) -> Iterator[None]:
 
 
 def count_flops(model: nn.Module, x: Tensor, width: float = 1.0) -> int:
-    """Count the floating-point operations of one forward pass in evaluation mode, as torch counts them.
+    """Count the floating-point operations of one forward pass in eval mode, as torch counts them.
 
-    Convolutions and matrix products count, a multiplication and an addition as two. All else counts nothing;
-    nor do torch's recurrent layers, where a library runs them as one operation.
+    Only convolutions and matrix products count; a multiplication and an addition count as two. Recurrent layers
+    do not count where a library runs them as one operation.
 
     Parameters
     ----------
     model
-        Any module; one that was made slimmable, where `width` is below 1. Stays as it is, modes included.
+        Any module; must be slimmable where `width` is below 1. It is not changed, nor are its modes.
     x
-        A batch that the model takes, on its device.
+        A batch of inputs, on the model's device.
     width
         As in :func:`slimmed`.
 
     Raises
     ------
     TypeError, ValueError
-        As in :func:`slimmed`; any model will do at width 1.
+        As in :func:`slimmed`; at width 1 any model is accepted.
 
     Examples
     --------
@@ -334,10 +337,10 @@ def count_flops(model: nn.Module, x: Tensor, width: float = 1.0) -> int:
     """
     width = _check_width(width)
     modules = [module for _, module in _named_modules(model)]
-    if isinstance(model, _HeadTap):
+    if isinstance(model, HeadTap):
         modules.append(model)
     plain = width == 1.0 and not any(isinstance(module, _LAYERS) for module in modules)
-    # not by eval(), which a model may have overridden and which train() need not undo
+    # A model may override eval(), and train() need not undo it.
     modes = [module.training for module in modules]
     counter = FlopCounterMode(display=False)
     try:
@@ -352,19 +355,19 @@ def count_flops(model: nn.Module, x: Tensor, width: float = 1.0) -> int:
 
 
 def _named_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """All modules; what a `_HeadTap` wraps in its place, which is not among its children."""
-    yield from (model.original if isinstance(model, _HeadTap) else model).named_modules()
+    """Yield all modules, those of the original for a `HeadTap`, which does not register it as a child."""
+    yield from (model.original if isinstance(model, HeadTap) else model).named_modules()
 
 
 def _logits_layer(model: nn.Module) -> nn.Module:
-    if isinstance(model, _HeadTap):
-        return model._linear()
-    # their checks of shapes are in the way of a symbolic run of the whole
+    if isinstance(model, HeadTap):
+        return model.tapped_linear()
+    # The whole model cannot run on a symbolic input, because of its checks of shapes.
     if isinstance(model, FeatureModel):
         model = model.head
     elif isinstance(model, SplitModel):
         model = model.predictor
-    return model.get_submodule(_final_linear(model))
+    return model.get_submodule(final_linear(model))
 
 
 def _check_groups(name: str, module: nn.Module) -> None:
@@ -381,10 +384,10 @@ def _check_unknown(name: str, module: nn.Module, narrowed: str | None) -> None:
             f"{_place(name, module)} cannot run narrow: of its kind only Conv2d, Linear, BatchNorm1d and "
             "BatchNorm2d can, and no subclasses of them"
         )
-    # one number alone, such as a temperature or a PReLU's slope, fits any width
+    # A single number, such as a temperature or a PReLU's slope, fits any width.
     parameters = [key for key, value in module.named_parameters(recurse=False) if _many(value)]
     if next(module.children(), None) is not None:
-        # which come after its children or before, and its buffers may be constants of the input
+        # Its parameters may apply before or after its children, and its buffers may be constants of the input.
         if parameters:
             raise ValueError(
                 f"{_place(name, module)} cannot run narrow: it has parameters outside of layers, "
@@ -404,7 +407,7 @@ def _many(values: Tensor) -> bool:
 
 
 def _place(name: str, module: nn.Module) -> str:
-    return f"{name!r} ({_kind(module)})" if name else _kind(module)
+    return f"{name!r} ({type_name(module)})" if name else type_name(module)
 
 
 def _check_width(width: float) -> float:

@@ -1,0 +1,306 @@
+"""The networks of the model zoo: extractors and residual predictors by name."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+__all__ = ["ARCHITECTURES", "SPLIT_BLOCKS", "Architecture", "residual_predictor", "split_extractor"]
+
+# torchvision's stems divide the side by four. For smaller images this would leave single pixels to the first or
+# second stage, so these images pass the same stem weights without stride.
+_STRIDED_STEM_FROM = 16
+_STEM_CHANNELS = 16
+
+
+def _feature_layer(inputs: int, width: int) -> nn.Sequential:
+    """Build the last layer of an extractor, whose outputs are the features."""
+    return nn.Sequential(nn.Linear(inputs, width), nn.ReLU())
+
+
+def _mlp(shape: Sequence[int], width: int) -> nn.Module:
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(math.prod(shape), 200), nn.ReLU(), *_feature_layer(200, width)
+    )
+
+
+def _mlp4(shape: Sequence[int], width: int) -> nn.Module:
+    return nn.Sequential(
+        *(nn.Flatten(), nn.Linear(math.prod(shape), 200), nn.ReLU()),
+        *(nn.Linear(200, 200), nn.ReLU()),
+        *(nn.Linear(200, 200), nn.ReLU()),
+        *_feature_layer(200, width),
+    )
+
+
+class _BidirectionalLSTM(nn.Module):
+    """A bidirectional LSTM whose backward direction starts at each text's last token, not in its padding.
+
+    Packed sequences give the same result, but on a CPU their gradient takes five times as long.
+    """
+
+    def __init__(self, inputs: int, units: int) -> None:
+        super().__init__()
+        self.ahead = nn.LSTM(inputs, units, batch_first=True)
+        self.back = nn.LSTM(inputs, units, batch_first=True)
+
+    def forward(self, x: Tensor, reversed_positions: Tensor) -> Tensor:
+        ahead, _ = self.ahead(x)
+        back, _ = self.back(_gathered(x, reversed_positions))
+        return torch.cat([ahead, _gathered(back, reversed_positions)], dim=2)
+
+
+def _gathered(x: Tensor, positions: Tensor) -> Tensor:
+    """Return the vectors of ``[B, L, K]`` at each row's positions ``[B, L]``."""
+    return x.gather(1, positions.unsqueeze(2).expand_as(x))
+
+
+class _BiLSTM(nn.Module):
+    def __init__(self, vocabulary: int, width: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, 128, padding_idx=0)
+        self.lstm1 = _BidirectionalLSTM(128, 128)
+        self.lstm2 = _BidirectionalLSTM(256, 64)
+        self.dense = nn.Sequential(
+            *(nn.Linear(128, 1024), nn.ReLU()),
+            *(nn.Linear(1024, 512), nn.ReLU()),
+            *(nn.Linear(512, 256), nn.ReLU()),
+            *(nn.Linear(256, 128), nn.ReLU()),
+            *_feature_layer(128, width),
+        )
+        # With torch's default weights hardly any signal of the text would pass five layers.
+        for layer in self.dense:
+            if isinstance(layer, nn.Linear):
+                nn.init.kaiming_uniform_(layer.weight, nonlinearity="relu")
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        if tokens.dtype != torch.int64 or tokens.dim() != 2:
+            raise ValueError(f"bilstm takes int64 token ids [B, L], got {tokens.dtype} {list(tokens.shape)}")
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        lengths = ((tokens != 0) * (positions + 1)).amax(dim=1, keepdim=True)
+        longest = max(int(lengths.max()), 1)
+        tokens, positions = tokens[:, :longest], positions[:longest]
+        is_token = positions < lengths
+        reversed_positions = torch.where(is_token, lengths - 1 - positions, positions)
+        x = self.lstm2(self.lstm1(self.embedding(tokens), reversed_positions), reversed_positions)
+        pooled = x.masked_fill(~is_token.unsqueeze(2), -math.inf).amax(dim=1).masked_fill(lengths == 0, 0)
+        return cast(Tensor, self.dense(pooled))
+
+
+def _cnn(shape: Sequence[int], width: int) -> nn.Module:
+    channels, height, breadth = shape
+    return nn.Sequential(
+        *(nn.Conv2d(channels, 32, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(32, 64, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
+        nn.Flatten(),
+        *_feature_layer(64 * (height // 4) * (breadth // 4), width),
+    )
+
+
+def _lenet(shape: Sequence[int], width: int) -> nn.Module:
+    # LeNet-5 is made for 32×32. Smaller images are padded by two on each side (28×28 then gives the same 5×5
+    # maps). Below 16 the second convolution is also padded, because nothing would remain otherwise.
+    channels, *sides = shape
+    first, second = (2 if min(sides) < limit else 0 for limit in (32, 16))
+    height, breadth = (((side - 4 + 2 * first) // 2 - 4 + 2 * second) // 2 for side in sides)
+    return nn.Sequential(
+        *(nn.Conv2d(channels, 6, 5, padding=first), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(6, 16, 5, padding=second), nn.ReLU(), nn.MaxPool2d(2)),
+        nn.Flatten(),
+        *(nn.Linear(16 * height * breadth, 120), nn.ReLU()),
+        *_feature_layer(120, width),
+    )
+
+
+def _alexnet(shape: Sequence[int], width: int) -> nn.Module:
+    channels, height, breadth = shape
+    return nn.Sequential(
+        *(nn.Conv2d(channels, 64, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(64, 192, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(192, 384, 3, padding=1), nn.ReLU()),
+        *(nn.Conv2d(384, 256, 3, padding=1), nn.ReLU()),
+        *(nn.Conv2d(256, 256, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+        nn.Flatten(),
+        *(nn.Dropout(), nn.Linear(256 * (height // 8) * (breadth // 8), 1024), nn.ReLU()),
+        *(nn.Dropout(), *_feature_layer(1024, width)),
+    )
+
+
+class _BasicBlock(nn.Module):
+    """Two 3×3 convolutions and a shortcut (He et al. 2016).
+
+    Where the size changes, the shortcut has no parameters (option A), or is a 1×1 convolution (option B).
+    """
+
+    def __init__(self, inputs: int, outputs: int, stride: int, *, project: bool = False) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(outputs)
+        self.stride = stride
+        self.added = outputs - inputs
+        self.shortcut: nn.Module | None = None
+        if project and self.added:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False), nn.BatchNorm2d(outputs)
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
+        if self.shortcut is not None:
+            x = self.shortcut(x)
+        elif self.added or self.stride != 1:
+            before = self.added // 2
+            x = F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, before, self.added - before))
+            x = x[:, : out.shape[1]]  # a narrow pass has fewer channels (see slimmable.py)
+        return F.relu(out + x)
+
+
+def _cifar_resnet(blocks: int) -> Callable[[Sequence[int], int], nn.Module]:
+    def build(shape: Sequence[int], width: int) -> nn.Module:
+        stages: list[tuple[str, nn.Module]] = []
+        inputs = 16
+        for number, outputs in enumerate((16, 32, 64), start=1):
+            first = _BasicBlock(inputs, outputs, stride=1 if number == 1 else 2)
+            rest = [_BasicBlock(outputs, outputs, stride=1) for _ in range(blocks - 1)]
+            stages.append((f"stage{number}", nn.Sequential(first, *rest)))
+            inputs = outputs
+        stem = nn.Sequential(*_stem(shape[0]))
+        pool = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        net = nn.Sequential(OrderedDict([("stem", stem), *stages, ("pool", pool)]))
+        _initialise_convolutions(net)
+        if width != inputs:
+            net.add_module("neck", _feature_layer(inputs, width))
+        return net
+
+    return build
+
+
+def _stem(channels: int) -> list[nn.Module]:
+    convolution = nn.Conv2d(channels, _STEM_CHANNELS, 3, padding=1, bias=False)
+    return [convolution, nn.BatchNorm2d(_STEM_CHANNELS), nn.ReLU()]
+
+
+def _initialise_convolutions(net: nn.Module) -> None:
+    for module in net.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+
+def split_extractor(shape: Sequence[int]) -> tuple[nn.Module, tuple[int, int, int]]:
+    """Build the extractor of FedDKC's clients for images of a shape; return it and the shape of its maps."""
+    stem = nn.Sequential(*_stem(shape[0]), nn.MaxPool2d(2))
+    _initialise_convolutions(stem)
+    return stem, (_STEM_CHANNELS, shape[1] // 2, shape[2] // 2)
+
+
+def residual_predictor(blocks: Mapping[int, int], inputs: int, num_classes: int) -> nn.Module:
+    """Build residual stages, a mean over pixels and a ``Linear``.
+
+    Parameters
+    ----------
+    blocks
+        Number of blocks by width. Each new width except the first halves the sides.
+    inputs
+        Channels of the input.
+    num_classes
+        Number of logits.
+    """
+    layers: list[nn.Module] = []
+    for width, count in blocks.items():
+        for _ in range(count):
+            stride = 2 if layers and inputs != width else 1
+            layers.append(_BasicBlock(inputs, width, stride, project=True))
+            inputs = width
+    net = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, num_classes))
+    _initialise_convolutions(net)
+    return net
+
+
+def _resnet18(shape: Sequence[int], width: int) -> nn.Module:
+    net = _torchvision("resnet18")(weights=None)
+    if shape[0] != 3:
+        net.conv1 = nn.Conv2d(shape[0], 64, 7, stride=2, padding=3, bias=False)
+        nn.init.kaiming_normal_(net.conv1.weight, mode="fan_out", nonlinearity="relu")
+    return _backbone(net, net.conv1, shape, width)
+
+
+def _shufflenet(shape: Sequence[int], width: int) -> nn.Module:
+    net = _torchvision("shufflenet_v2_x1_0")(weights=None)
+    if shape[0] != 3:
+        net.conv1[0] = nn.Conv2d(shape[0], 24, 3, stride=2, padding=1, bias=False)
+    return _backbone(net, net.conv1[0], shape, width)
+
+
+def _backbone(net: Any, stem: nn.Conv2d, shape: Sequence[int], width: int) -> nn.Module:
+    """Replace a torchvision net's last layer by a feature layer; remove its stem's strides for small images."""
+    inputs = net.fc.in_features
+    net.fc = nn.Identity()
+    if min(shape[1:]) < _STRIDED_STEM_FROM:
+        stem.stride = (1, 1)
+        net.maxpool = nn.Identity()
+    return nn.Sequential(OrderedDict([("backbone", net), ("neck", _feature_layer(inputs, width))]))
+
+
+def _torchvision(name: str) -> Callable[..., Any]:
+    try:
+        from torchvision import models
+    except ImportError as error:
+        raise ImportError(
+            f"{name} is torchvision's, which is not installed: pip install 'flwr-kd[simulation]'"
+        ) from error
+    return cast(Callable[..., Any], getattr(models, name))
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """How an extractor is built.
+
+    Attributes
+    ----------
+    extractor
+        Builds the extractor from the shape of one sample (the number of token ids in its place where
+        `takes_tokens`) and the number of features.
+    feature_dim
+        Default number of features.
+    smallest_side
+        Least height and width of an image; None for models that take other inputs.
+    takes_tokens
+        Whether inputs are token ids.
+    """
+
+    extractor: Callable[[Sequence[int], int], nn.Module]
+    feature_dim: int
+    smallest_side: int | None
+    takes_tokens: bool = False
+
+
+ARCHITECTURES = {
+    "alexnet": Architecture(_alexnet, 512, 8),
+    "bilstm": Architecture(lambda sizes, width: _BiLSTM(sizes[0], width), 64, None, takes_tokens=True),
+    "cnn": Architecture(_cnn, 512, 4),
+    "lenet": Architecture(_lenet, 84, 4),
+    "mlp": Architecture(_mlp, 64, None),
+    "mlp4": Architecture(_mlp4, 200, None),
+    "resnet18": Architecture(_resnet18, 64, 8),
+    "resnet32": Architecture(_cifar_resnet(5), 64, 4),
+    "resnet8": Architecture(_cifar_resnet(1), 64, 4),
+    "shufflenet": Architecture(_shufflenet, 32, 8),
+}
+
+SPLIT_BLOCKS: dict[str, dict[int, int]] = {
+    "resnet2": {},
+    "resnet4": {16: 1},
+    "resnet6": {16: 1, 32: 1},
+    "resnet10": {16: 2, 32: 2},
+    "resnet12": {16: 2, 32: 3},
+}
+"""Models of FedDKC's clients: number of residual blocks in the predictor by width."""
