@@ -10,14 +10,36 @@ from typing import TYPE_CHECKING, Any
 
 from flwr_kd.checks import ConfigError
 from flwr_kd.config import MethodConfig
+from flwr_kd.formulas import Sent, Situation
 from flwr_kd.lazy import load
 from flwr_kd.text import unknown_name
 
 if TYPE_CHECKING:
     from flwr_kd.client.client import KDClient
+    from flwr_kd.rules import Rules
     from flwr_kd.server.strategy import KDStrategy
 
-__all__ = ["Method", "get", "methods", "register"]
+__all__ = ["Method", "Variant", "get", "methods", "register"]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Settings of a method in which its messages have another form, and which the shared checks try as well.
+
+    Attributes
+    ----------
+    settings : tuple of str
+        Hyper-parameters as ``name=value``.
+    model : str
+        The clients' model, of :data:`flwr_kd.models.MODELS`.
+    """
+
+    settings: tuple[str, ...] = ()
+    model: str = "mlp"
+
+
+BATCH_NORM: Mapping[str, Variant] = {"batch norm": Variant(model="resnet8")}
+"""The variant of a method whose models have counters and running statistics beside their weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +83,18 @@ class Method:
     simulated : tuple of str
         Hyper-parameters as ``name=value`` that a simulation sets, and its user may set otherwise: what is
         measured at the cost of a client's privacy.
+    sent : tuple of Sent
+        What travels, by the paper's formula; see :mod:`flwr_kd.formulas`.
+    sizes_path : str
+        A function that is given a :class:`flwr_kd.formulas.Situation` and returns the numbers for those letters of
+        the formula that depend on the method. Without one K is the number of classes that have samples.
+    quick : tuple of str
+        Hyper-parameters as ``name=value`` that make short runs, for tests and for benchmarks of bytes. They must
+        not change the size of a message.
+    variants : mapping of str to Variant
+        By name, settings in which the method's messages have another form.
+    rules_path : str
+        The :class:`flwr_kd.rules.Rules` of the payloads that clients send; empty if they send none.
     """
 
     name: str
@@ -77,6 +111,11 @@ class Method:
     server_device: bool = False
     model: str = "mlp"
     simulated: tuple[str, ...] = ()
+    sent: tuple[Sent, ...] = ()
+    sizes_path: str = ""
+    quick: tuple[str, ...] = ()
+    variants: Mapping[str, Variant] = field(default_factory=dict)
+    rules_path: str = ""
 
     @property
     def strategy(self) -> type[KDStrategy]:
@@ -95,6 +134,20 @@ class Method:
         """The hyper-parameters' class; importing it imports no PyTorch."""
         found: type[MethodConfig] = load(self.config_path)
         return found
+
+    @property
+    def rules(self) -> Rules | None:
+        """The rules of the payloads that clients send, imported on first use; None if they send none."""
+        found: Rules | None = load(self.rules_path) if self.rules_path else None
+        return found
+
+    def letters(self, situation: Situation) -> dict[str, int]:
+        """Return the numbers for those letters of :attr:`sent` that depend on the method or the classes."""
+        present = [[count > 0 for count in each] for each in situation.counts]
+        mine = present[situation.client]
+        known = mine if situation.direction == "up" else [any(each) for each in zip(*present, strict=True)]
+        own: dict[str, int] = load(self.sizes_path)(situation) if self.sizes_path else {}
+        return {"K": sum(known), **own}
 
     def config(self, assignments: Iterable[str] = ()) -> MethodConfig:
         """Return a simulation's hyper-parameters, from ``name=value`` texts and the variant's fixed values.

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-SMALL = {"checks", "config", "files", "lazy", "privacy", "seeding", "text"}
+SMALL = {"checks", "config", "files", "formulas", "lazy", "privacy", "seeding", "text"}
 """Modules at the root that all others may import."""
 MAY_IMPORT: dict[str, set[str]] = {
     **dict.fromkeys(SMALL, SMALL),
@@ -17,12 +17,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "data": SMALL,
     "learning": SMALL | {"models"},
     "transport": SMALL,
-    "testing": SMALL | {"transport", "registry", "client", "server", "data", "models", "experiments"},
+    "testing": SMALL
+    | {"transport", "registry", "rules", "client", "server", "data", "models", "experiments"},
     "server": SMALL | {"transport", "learning", "models"},
     "client": SMALL | {"transport", "learning", "models"},
     "distillation": SMALL | {"transport", "learning", "models", "server", "client"},
-    "public_data": SMALL | {"transport", "learning", "models", "server", "client", "distillation"},
-    "registry": SMALL | {"server", "client"},
+    "public_data": SMALL | {"transport", "rules", "learning", "models", "server", "client", "distillation"},
+    "rules": SMALL | {"transport", "server"},
+    "registry": SMALL | {"rules", "server", "client"},
     "results": SMALL,
     "plotting": SMALL | {"results", "models", "data"},
 }

@@ -2,8 +2,9 @@
 
 from typing import TYPE_CHECKING
 
+from flwr_kd.formulas import averaging
 from flwr_kd.lazy import exports
-from flwr_kd.registry import Method, register
+from flwr_kd.registry import BATCH_NORM, Method, register
 
 if TYPE_CHECKING:
     from .client import FedAvgClient
@@ -27,5 +28,7 @@ register(
         paper="McMahan et al., Communication-Efficient Learning of Deep Networks, AISTATS 2017",
         exchanged="weights",
         global_model=True,
+        sent=averaging("McMahan et al. 2017, algorithm 1"),
+        variants=BATCH_NORM,
     )
 )

@@ -2,8 +2,9 @@
 
 from typing import TYPE_CHECKING
 
+from flwr_kd.formulas import averaging, weights
 from flwr_kd.lazy import exports
-from flwr_kd.registry import Method, register
+from flwr_kd.registry import BATCH_NORM, Method, register
 
 if TYPE_CHECKING:
     from .client import FedDFClient, PFedDFClient
@@ -30,7 +31,10 @@ register(
         paper="Lin et al., Ensemble Distillation for Robust Model Fusion (FedDF), NeurIPS 2020",
         exchanged="weights",
         global_model=True,
+        sent=averaging("Lin et al. 2020, algorithm 1: soft labels are made at the server"),
         public_at="server",
+        quick=("server-epochs=1",),
+        variants=BATCH_NORM,
     )
 )
 register(
@@ -43,7 +47,17 @@ register(
         "NeurIPS 2021; FedDF with groups of unlike models, then fine-tuning",
         exchanged="weights, of one architecture per group",
         global_model=False,
+        sent=(
+            *averaging("Lin et al. 2020, for models of several kinds: each client its group's"),
+            weights(
+                "finetune",
+                "down",
+                "KT-pFL's paper, footnote 3: the prototypes of the last round",
+                when="last",
+            ),
+        ),
         public_at="server",
         heterogeneous=True,
+        quick=("server-epochs=1", "finetune-epochs=1"),
     )
 )

@@ -45,6 +45,8 @@ for _refinement in ("kkr", "skr"):
             client_path=f"{__name__}.client:FedDKCClient",
             config_path=f"{__name__}.config:FedDKCConfig",
             paper=f"{_PAPER}, {_refinement.upper()}",
+            variants={},
+            rules_path=f"{__name__}.rules:RULES",
             fixed={"refinement": _refinement},
         )
     )

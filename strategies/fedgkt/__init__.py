@@ -2,8 +2,9 @@
 
 from typing import TYPE_CHECKING
 
+from flwr_kd.formulas import Sent, Term
 from flwr_kd.lazy import exports
-from flwr_kd.registry import Method, register
+from flwr_kd.registry import Method, Variant, register
 
 if TYPE_CHECKING:
     from .client import FedGKTClient
@@ -33,6 +34,8 @@ __getattr__, __dir__ = exports(
     },
 )
 
+_SOURCE = "FedDKC, algorithm 1, step {}; section 2.1, after FedGKT"
+
 METHOD = register(
     Method(
         name="fedgkt",
@@ -42,9 +45,23 @@ METHOD = register(
         paper="He et al., Group Knowledge Transfer (FedGKT), NeurIPS 2020",
         exchanged="features, logits and labels of every sample",
         global_model=False,
+        sent=(
+            Sent("train", "down", "knowledge", (Term("N·C"),), _SOURCE.format("1.7"), when="later"),
+            Sent(
+                "train",
+                "up",
+                "knowledge",
+                (Term("N·D"), Term("N·C"), Term("N", "int64")),
+                _SOURCE.format("1.3"),
+                (("sample numbers", Term("N", "int64")),),
+            ),
+        ),
         heterogeneous=True,
         model="resnet2,resnet4,resnet6,resnet10,resnet12",
         simulated=("send-test-features=true",),
         server_device=True,
+        quick=("server-epochs=1",),
+        variants={"float16": Variant(("send-test-features=false", "feature-dtype=float16"))},
+        rules_path=f"{__name__}.rules:RULES",
     )
 )

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from flwr_kd.formulas import Sent, Term, weights
 from flwr_kd.lazy import exports
 from flwr_kd.registry import Method, register
 
@@ -38,6 +39,15 @@ _PAPER = (
     "Chowdhury et al., Communication-Efficient Loss Minimization over Heterogeneous Data with Federated "
     "Hierarchical Ensemble Aggregation via Distillation"
 )
+# In the paper clients send their models to the leader themselves; here they pass the server. The leader's own is
+# among the S. The mean of a sector (step 11, W values up from each leader) is made at the server, and not sent.
+_SENT = (
+    weights("train", "down", "FedHEAD, algorithm 1, steps 21 and 23"),
+    weights("train", "up", "FedHEAD, algorithm 1, step 8"),
+    weights("distill", "down", "FedHEAD, algorithm 1, steps 8 and 14", copies="S"),
+    Sent("distill", "down", "knowledge", (Term("S", "float64"),), "FedHEAD, algorithm 1, step 5"),
+    weights("distill", "up", "FedHEAD, algorithm 1, step 18"),
+)
 
 register(
     Method(
@@ -48,6 +58,9 @@ register(
         paper=_PAPER,
         exchanged="weights; to each sector's leader those of its sector",
         global_model=True,
+        sent=_SENT,
+        sizes_path=f"{__name__}.messages:sizes",
+        quick=("sector-epochs=1", "server-epochs=1"),
     )
 )
 register(
@@ -59,6 +72,9 @@ register(
         paper=_PAPER,
         exchanged="weights; to each sector's leader those of its sector",
         global_model=True,
+        sent=_SENT,
+        sizes_path=f"{__name__}.messages:sizes",
+        quick=("sector-epochs=1", "server-epochs=1"),
         public_at="server",
     )
 )

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from flwr_kd.formulas import Situation
 from flwr_kd.transport.payload import Payload, PayloadError, array
 
 
@@ -24,3 +25,17 @@ class SectorEnsemble(Payload, schema="fedhead.sector-ensemble", version=1, hint=
         """Refuse weights that are no shares."""
         if not len(self.weights) or (self.weights < 0).any() or abs(self.weights.sum() - 1) > 1e-6:
             raise PayloadError(f"{self.schema}: field 'weights' must be at least 0 and sum to 1")
+
+
+def sizes(situation: Situation) -> dict[str, int]:
+    """Return S, the clients of a sector.
+
+    Raises
+    ------
+    ValueError
+        If not all sectors have as many clients.
+    """
+    clients, left = divmod(len(situation.counts), int(situation.number("sectors")))
+    if left:
+        raise ValueError(f"sectors must have the same number of clients, got {len(situation.counts)} clients")
+    return {"S": clients}

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from flwr_kd.formulas import PER_CLASS, Sent, Term, weights
 from flwr_kd.lazy import exports
 from flwr_kd.registry import Method, register
 
@@ -55,6 +56,14 @@ __getattr__, __dir__ = exports(
 
 _PAPER = "Chen et al., The Best of Both Worlds (FedHKD), ICLR 2023"
 _EXCHANGED = "weights, class representations and soft predictions"
+_DOWN, _UP = (f"FedHKD, algorithm 1, step {step}" for step in ("5", "20"))
+_TERMS = (Term("K·D"), Term("K·C"))
+_SENT = (
+    weights("train", "down", _DOWN),
+    Sent("train", "down", "knowledge", _TERMS, f"{_DOWN}; equation 9", PER_CLASS, when="later"),
+    weights("train", "up", _UP),
+    Sent("train", "up", "knowledge", _TERMS, f"{_UP}; equation 4", PER_CLASS),
+)
 
 register(
     Method(
@@ -65,6 +74,9 @@ register(
         paper=_PAPER,
         exchanged=_EXCHANGED,
         global_model=True,
+        sent=_SENT,
+        sizes_path=f"{__name__}.messages:sizes",
+        rules_path=f"{__name__}.rules:RULES",
         client_options={"reproducible_noise": True},
     )
 )
@@ -77,7 +89,10 @@ register(
         paper=_PAPER + ", FedHKD* (γ = 0)",
         exchanged=_EXCHANGED,
         global_model=True,
+        sent=_SENT,
+        sizes_path=f"{__name__}.messages:sizes",
         fixed={"gamma": 0.0},
+        rules_path=f"{__name__}.rules:RULES",
         client_options={"reproducible_noise": True},
     )
 )

@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from flwr_kd.formulas import Situation
 from flwr_kd.transport.payload import Payload, PayloadError, array, check_magnitude
 
 from ..fedproto.messages import LARGEST_COUNT, check_classes
@@ -63,3 +64,13 @@ def unpack(message: HyperKnowledge, num_classes: int) -> Knowledge:
     predictions[known] = torch.tensor(message.predictions)
     counts[known] = torch.tensor(message.counts)
     return Knowledge(representations, predictions, counts)
+
+
+def sizes(situation: Situation) -> dict[str, int]:
+    """Return K, the classes that are shared: up those of the client, down those of any client."""
+    threshold = situation.number("threshold")
+    shared = [
+        {c for c, count in enumerate(counts) if count and count >= threshold * sum(counts) - 1e-9}
+        for counts in situation.counts
+    ]
+    return {"K": len(shared[situation.client] if situation.direction == "up" else set().union(*shared))}

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from flwr_kd.formulas import averaging
 from flwr_kd.lazy import exports
 from flwr_kd.registry import Method, register
 
@@ -57,7 +58,11 @@ for _name, _strategy, _public, _fixed in (
             paper=_PAPER,
             exchanged="weights",
             global_model=True,
+            sent=averaging(
+                "FedHyb, algorithm 1, steps 6 and 8: predictions and features are made at the server"
+            ),
             public_at=_public,
             fixed=_fixed,
+            quick=("server-epochs=1", "generator-steps=2", "synthetic-samples=16"),
         )
     )

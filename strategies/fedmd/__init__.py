@@ -3,7 +3,8 @@
 from typing import TYPE_CHECKING
 
 from flwr_kd.lazy import exports
-from flwr_kd.registry import Method, register
+from flwr_kd.public_data.formula import predictions_sent
+from flwr_kd.registry import Method, Variant, register
 
 if TYPE_CHECKING:
     from .client import FedMDClient
@@ -30,7 +31,13 @@ register(
         paper="Li and Wang, FedMD: Heterogenous Federated Learning via Model Distillation, NeurIPS workshop 2019",
         exchanged="soft predictions on public data",
         global_model=False,
+        sent=predictions_sent(
+            "Li and Wang 2019, algorithm 1: Distribute", "Li and Wang 2019, algorithm 1: Communicate"
+        ),
+        sizes_path="flwr_kd.public_data.formula:sizes",
         public_at="clients",
         heterogeneous=True,
+        variants={"float16": Variant(("precision=float16",))},
+        rules_path="flwr_kd.public_data.rules:RULES",
     )
 )

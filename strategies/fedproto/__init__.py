@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from flwr_kd.formulas import PER_CLASS, Sent, Term
 from flwr_kd.lazy import exports
 from flwr_kd.registry import Method, register
 
@@ -34,6 +35,8 @@ __getattr__, __dir__ = exports(
     },
 )
 
+_SOURCE = "Tan et al. 2022, algorithm 1; FedHKD's section 3.2: means of representations only"
+
 register(
     Method(
         name="fedproto",
@@ -43,6 +46,11 @@ register(
         paper="Tan et al., FedProto: Federated Prototype Learning across Heterogeneous Clients, AAAI 2022",
         exchanged="class prototypes",
         global_model=False,
+        sent=(
+            Sent("train", "down", "knowledge", (Term("K·D"),), _SOURCE, PER_CLASS, when="later"),
+            Sent("train", "up", "knowledge", (Term("K·D"),), _SOURCE, PER_CLASS),
+        ),
         heterogeneous=True,
+        rules_path=f"{__name__}.rules:RULES",
     )
 )

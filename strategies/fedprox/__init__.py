@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from flwr_kd.formulas import averaging
 from flwr_kd.lazy import exports
 from flwr_kd.registry import Method, register
 
@@ -32,5 +33,6 @@ register(
         paper="Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020",
         exchanged="weights",
         global_model=True,
+        sent=averaging("Li et al. 2020, algorithm 2"),
     )
 )

@@ -2,8 +2,10 @@
 
 from typing import TYPE_CHECKING, Any
 
+from flwr_kd.formulas import weights
 from flwr_kd.lazy import exports
-from flwr_kd.registry import Method, register
+from flwr_kd.public_data.formula import predictions_sent
+from flwr_kd.registry import BATCH_NORM, Method, Variant, register
 
 if TYPE_CHECKING:
     from .client import KTpFLClient, KTpFLWeightsClient
@@ -38,7 +40,7 @@ __getattr__, __dir__ = exports(
 _PAPER = "Zhang et al., Parameterized Knowledge Transfer for Personalized Federated Learning (KT-pFL), NeurIPS 2021"
 
 
-def _register(name: str, what: str, coefficients: str) -> None:
+def _register(name: str, what: str, coefficients: str, **variants: Variant) -> None:
     fixed: dict[str, Any] = {"coefficients": coefficients}
     register(
         Method(
@@ -49,14 +51,20 @@ def _register(name: str, what: str, coefficients: str) -> None:
             paper=f"{_PAPER}; {what}" if what else _PAPER,
             exchanged="soft predictions on public data",
             global_model=False,
+            # As in figure 1. Algorithm 1 also distributes the matrix; by its text only the server needs it.
+            # Figure 5 counts public data that is at the server, and sent: public-at=server, another formula.
+            sent=predictions_sent("KT-pFL, figure 1, step 5; equation 2", "KT-pFL, figure 1, step 3"),
+            sizes_path="flwr_kd.public_data.formula:sizes",
             public_at="clients",
             heterogeneous=True,
             fixed=fixed,
+            variants=variants,
+            rules_path="flwr_kd.public_data.rules:RULES",
         )
     )
 
 
-_register("ktpfl", "", "learned")
+_register("ktpfl", "", "learned", uint8=Variant(("precision=uint8",)))
 _register("sim-pfl", "coefficients from cosine similarity", "cosine")
 _register("topk-pfl", "the same, of the K most similar clients", "top-k")
 register(
@@ -68,5 +76,10 @@ register(
         paper=f"{_PAPER}; appendix C, models instead of predictions",
         exchanged="weights",
         global_model=False,
+        sent=(
+            weights("train", "up", "KT-pFL, appendix C: after uploading local model parameters"),
+            weights("distill", "down", "KT-pFL, appendix C, equation 10"),
+        ),
+        variants=BATCH_NORM,
     )
 )

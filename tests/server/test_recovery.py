@@ -390,7 +390,7 @@ def in_a_process(script: str, *arguments: Any) -> subprocess.CompletedProcess[st
 SERVER = """
     import os, signal, sys
     from pathlib import Path
-    from tests.conftest import Federation
+    from flwr_kd.testing import Federation
     from flwr_kd import InlineGrid
 
     folder, when = Path(sys.argv[1]), sys.argv[2]
@@ -464,7 +464,7 @@ def test_a_checkpoint_folder_that_cannot_be_written_is_refused_before_round_1(
 FULL_DISK = """
     import resource, signal, sys
     from pathlib import Path
-    from tests.conftest import Federation
+    from flwr_kd.testing import Federation
     from flwr_kd import InlineGrid
 
     folder = Path(sys.argv[1])

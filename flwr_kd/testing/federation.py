@@ -1,0 +1,169 @@
+"""A small federation in this process: data that can be learnt, small models, and the clients of one method."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from flwr.app import ArrayRecord, Context
+from flwr.clientapp import ClientApp
+
+from flwr_kd import registry
+from flwr_kd.data import ArrayDataset
+from flwr_kd.experiments.attacks import MaliciousClient, parse_attack
+from flwr_kd.models import build_model
+from flwr_kd.server.records import KDResult
+from flwr_kd.server.strategy import KDStrategy
+from flwr_kd.transport.inline_grid import InlineGrid
+
+__all__ = ["CLASSES", "FEATURES", "SHAPE", "Federation", "blobs", "numbers", "quiet", "small_model"]
+
+CLASSES = 4
+FEATURES = 8
+SHAPE = (1, 4, 4)
+QUICK = ("local-epochs=1", "batch-size=8", "optimizer=adam", "learning-rate=0.005")
+
+
+def blobs(size: int, seed: int, classes: int = CLASSES) -> ArrayDataset:
+    """Return a data set that can be learnt: one noisy pattern per class.
+
+    Parameters
+    ----------
+    size : int
+        Number of samples of shape ``[1, 4, 4]``; the classes take turns.
+    seed : int
+        Seed of the noise; the patterns are always the same.
+    classes : int
+        Number of classes.
+    """
+    generator = torch.Generator().manual_seed(1)
+    patterns = torch.randn(classes, *SHAPE, generator=generator)
+    generator.manual_seed(seed)
+    y = torch.arange(size) % classes
+    return ArrayDataset(patterns[y] + 0.5 * torch.randn(size, *SHAPE, generator=generator), y)
+
+
+def small_model(name: str = "mlp", seed: int = 0) -> torch.nn.Module:
+    """Return a model for :func:`blobs` with 8 features."""
+    return build_model(name, input_shape=SHAPE, num_classes=CLASSES, seed=seed, feature_dim=FEATURES)
+
+
+class Federation:
+    """The clients of one method on the inline grid, some of them malicious.
+
+    Client i has 24 + i training samples and 8 test samples.
+
+    Parameters
+    ----------
+    name : str
+        The method.
+    clients : int
+        Number of clients.
+    attack : str, optional
+        What malicious clients do; see :mod:`flwr_kd.experiments.attacks`.
+    attackers : collection of int
+        Which clients are malicious.
+
+    Examples
+    --------
+    >>> strategy, result = Federation("fedavg").run(rounds=1)
+    >>> result.rounds[0].participants
+    4
+    """
+
+    def __init__(
+        self, name: str, clients: int = 4, *, attack: str | None = None, attackers: Collection[int] = ()
+    ) -> None:
+        self.method, self.clients = registry.get(name), clients
+        self.attack, self.attackers = None if attack is None else parse_attack(attack), attackers
+        self.models = ["mlp"] * clients
+
+    def client_fn(self, context: Context) -> Any:
+        """Return a client, as Flower's ``client_fn``."""
+        index = int(context.node_config["partition-id"])
+        attack = self.attack if index in self.attackers else None
+        train: Any = blobs(24 + index, index)
+        public: dict[str, Any] = {"public_set": blobs(32, 200)} if self.method.public_at == "clients" else {}
+        client: Any = self.method.client(
+            small_model(self.models[index]),
+            train if attack is None else attack.poison(train, CLASSES, index),
+            blobs(8, 100 + index),
+            context=context,
+            device="cpu",
+            **self.method.client_options,
+            **public,
+        )
+        if attack is not None:
+            client = MaliciousClient(client, attack, partition=index)
+        return client.to_client()
+
+    def app(self) -> ClientApp:
+        """Return the clients' app."""
+
+        def client_fn(context: Context) -> Any:
+            return self.client_fn(context)
+
+        return ClientApp(client_fn=client_fn)
+
+    def strategy(self, *settings: str, **options: Any) -> KDStrategy[Any, Any]:
+        """Return a strategy with hyper-parameters ``name=value``, and options of its constructor."""
+        options.setdefault("min_available_nodes", self.clients)
+        if self.method.public_at == "server":
+            models: dict[str, Any] = {"model": small_model()}
+            if self.method.heterogeneous:
+                models = {"models": [small_model(name) for name in dict.fromkeys(self.models)]}
+            options = {**models, "public_set": blobs(32, 200), "device": "cpu", **options}
+        if self.method.public_at == "synthetic":
+            options = {"model": small_model(), "input_shape": SHAPE, "device": "cpu", **options}
+        return self.method.strategy(self.method.config([*QUICK, *settings]), **options)
+
+    def initial(self) -> ArrayRecord:
+        """Return the initial global arrays."""
+        return ArrayRecord(small_model().state_dict())
+
+    def run(
+        self, rounds: int = 2, *, grid: dict[str, Any] | None = None, timeout: float = 30.0, **options: Any
+    ) -> tuple[KDStrategy[Any, Any], KDResult]:
+        """Run some rounds; ``grid`` are options of the :class:`InlineGrid`, others of the strategy."""
+        strategy = self.strategy(**options)
+        inline = InlineGrid(self.app(), self.clients, **(grid or {}))
+        try:
+            return strategy, strategy.start(inline, self.initial(), num_rounds=rounds, timeout=timeout)
+        finally:
+            inline.close()
+
+
+def numbers(result: KDResult) -> list[tuple[Any, ...]]:
+    """Return what must be the same in two equal runs: everything but the time."""
+    arrays = [(name, value.data) for name, value in result.arrays.items()]
+    rounds = [
+        (
+            r.local_accuracy,
+            r.global_accuracy,
+            r.train_loss,
+            r.bytes_up,
+            r.bytes_down,
+            r.participants,
+            r.failures,
+        )
+        for r in result.rounds
+    ]
+    return [*rounds, *arrays]
+
+
+@contextmanager
+def quiet() -> Iterator[list[str]]:
+    """Collect Flower's warnings in a list instead of printing them."""
+    lines: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("flwr")
+    before = logger.handlers, logger.propagate
+    logger.handlers, logger.propagate = [handler], False
+    try:
+        yield lines
+    finally:
+        logger.handlers, logger.propagate = before

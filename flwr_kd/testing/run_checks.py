@@ -1,0 +1,247 @@
+"""Checks of whole runs: faults, garbage, seeds and resumption."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord
+
+from flwr_kd.server.records import HandshakeError
+from flwr_kd.server.strategy import KDStrategy
+from flwr_kd.testing import inside
+from flwr_kd.testing.faults import Fault
+from flwr_kd.testing.federation import Federation, numbers, quiet
+from flwr_kd.testing.garbage import GARBAGE
+from flwr_kd.testing.outcomes import ensure, equal
+from flwr_kd.testing.recording import Case
+from flwr_kd.transport.inline_grid import InlineGrid
+
+__all__ = [
+    "another_model_is_refused",
+    "faulty_client_costs_its_own_contribution",
+    "garbage_is_dropped_or_harmless",
+    "learning_goes_on",
+    "method_is_described",
+    "models_may_differ",
+    "node_ids_do_not_matter",
+    "resumed_run_equals",
+    "round_without_replies_changes_nothing",
+    "same_seed_same_numbers",
+    "state_survives_save_and_resume",
+    "strategy_can_be_started_again",
+    "threads_give_the_same_numbers",
+    "two_rounds_reach_everyone",
+]
+
+ALWAYS_DROPPED = ("negative-examples", "metrics-of-nan", "no-records", "other-records", "payload-of-text")
+"""Garbage that no method may take for a reply."""
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="flwr-kd-check-") as name:
+        yield Path(name)
+
+
+def method_is_described(case: Case) -> None:
+    """Check that the registration is complete, and agrees with the classes."""
+    method = case.method
+    ensure(method.paper and method.exchanged, "paper or exchanged is empty", "both say something")
+    equal("the registration's global_model", method.global_model, method.strategy.sends_weights)
+    for half, kind in (("strategy", method.strategy), ("client", method.client)):
+        equal(f"config_class of the {half}", kind.config_class, method.config_class)
+    for parameter, _, _, text in method.config_class.help():
+        ensure(text, f"hyper-parameter {parameter} has no help", "each has a text")
+    ensure(
+        bool(method.strategy.reply_payloads) == (method.rules is not None),
+        f"rules_path is {method.rules_path!r}, and reply_payloads is {dict(method.strategy.reply_payloads)}",
+        "rules for the payloads that clients send, and none if they send none",
+    )
+
+
+def two_rounds_reach_everyone(case: Case) -> None:
+    """Check that two rounds reach all clients, are measured, and send something down from the second on."""
+    _, result = Federation(case.method_name).run()
+    equal("rounds", [r.server_round for r in result.rounds], [1, 2])
+    for stats in result.rounds:
+        where = f"round {stats.server_round}"
+        equal(f"participants and failures of {where}", (stats.participants, stats.failures), (4, 0))
+        accuracy = stats.local_accuracy
+        ensure(
+            accuracy is not None and accuracy > 0.3, f"local accuracy of {where} is {accuracy}", "over 0.3"
+        )
+        equal(f"partitions in {where}", set(stats.bytes_by_partition), {0, 1, 2, 3})
+        up = sum(up for _, up in stats.bytes_by_partition.values())
+        ensure(
+            stats.bytes_up == up > 0, f"bytes up of {where}: {stats.bytes_up}, by client {up}", "equal, not 0"
+        )
+    ensure(result.rounds[1].bytes_down > 0, "nothing is sent down in round 2", "something")
+
+
+def learning_goes_on(case: Case) -> None:
+    """Check that six rounds reach a local accuracy that is above the first round's and above 0.75."""
+    _, result = Federation(case.method_name).run(rounds=6)
+    first, last = result.rounds[0].local_accuracy or 0.0, result.rounds[-1].local_accuracy or 0.0
+    ensure(
+        last > first and last > 0.75,
+        f"local accuracy {first:.3f} in round 1, {last:.3f} in round 6",
+        "more than in round 1, and more than 0.75",
+    )
+
+
+def faulty_client_costs_its_own_contribution(case: Case, kind: str) -> None:
+    """Check that a client that fails in round 1 costs its own contribution to that round, and nothing else."""
+    faults = {1: Fault(kind, frozenset({1}))}
+    with quiet():
+        _, result = Federation(case.method_name).run(grid={"faults": faults}, timeout=0.4)
+    equal(
+        "participants, failures by round",
+        [(r.participants, r.failures) for r in result.rounds],
+        [(3, 1), (4, 0)],
+    )
+    first = result.rounds[0]
+    ensure(
+        1 in first.bytes_by_partition or first.bytes_down == 0,
+        f"bytes are counted for partitions {sorted(first.bytes_by_partition)}",
+        "those sent to the faulty client count",
+    )
+    equal("bytes from the faulty client", first.bytes_by_partition.get(1, (0, 0))[1], 0)
+    if kind != "raise":
+        raising = {1: Fault("raise", frozenset({1}))}
+        with quiet():
+            _, other = Federation(case.method_name).run(grid={"faults": raising})
+        equal("numbers of round 1, against a client that raises", numbers(result)[0], numbers(other)[0])
+
+
+def garbage_is_dropped_or_harmless(case: Case, kind: str) -> None:
+    """Check that a mutilated reply in round 1 is dropped if it must be, and all numbers stay finite."""
+    fault = Fault("garbage", frozenset({1}), garble=GARBAGE[kind])
+    with quiet():
+        strategy, result = Federation(case.method_name).run(grid={"faults": {2: fault}})
+    first, second = result.rounds
+    equal("participants and failures of round 1 together", first.participants + first.failures, 4)
+    ensure(first.participants >= 3, f"{first.participants} participants in round 1", "at least 3")
+    equal("participants and failures of round 2", (second.participants, second.failures), (4, 0))
+    for value in [*strategy.state_arrays().values(), *(a.numpy() for a in result.arrays.values())]:
+        ensure(np.isfinite(value).all(), "arrays or state are not finite", "finite numbers")
+    must_drop = (
+        kind in ALWAYS_DROPPED
+        or (strategy.reply_payloads and "payload" in kind)
+        or (strategy.reply_arrays and "arrays" in kind)
+    )
+    if must_drop:
+        equal("failures of round 1", first.failures, 1)
+
+
+def round_without_replies_changes_nothing(case: Case, kind: str) -> None:
+    """Check that a round in which all clients fail changes no arrays and no state, and the next one is complete."""
+    faults = {i: Fault(kind, frozenset({1})) for i in range(4)}
+    federation = Federation(case.method_name)
+    with quiet():
+        strategy, result = federation.run(rounds=1, grid={"faults": faults}, timeout=0.2)
+    stats = result.rounds[0]
+    equal("participants and failures", (stats.participants, stats.failures), (0, 4))
+    equal("state_arrays() after a void round", strategy.state_arrays(), {})
+    before = [a.data for a in federation.initial().values()]
+    ensure([a.data for a in result.arrays.values()] == before, "the arrays changed", "the initial ones")
+    with quiet():
+        _, longer = federation.run(rounds=2, grid={"faults": faults}, timeout=0.3)
+    equal("participants of the round after", longer.rounds[1].participants, 4)
+
+
+def same_seed_same_numbers(case: Case) -> None:
+    """Check that the same seed gives the same numbers, and another seed others."""
+    one, again, other = (numbers(Federation(case.method_name).run(seed=seed)[1]) for seed in (3, 3, 4))
+    ensure(one == again, "two runs with seed 3 differ", "the same numbers")
+    ensure(one != other, "runs with seeds 3 and 4 are the same", "other numbers")
+
+
+def node_ids_do_not_matter(case: Case) -> None:
+    """Check that numbers do not depend on the node ids that Flower draws."""
+    one, other = (
+        numbers(Federation(case.method_name).run(grid={"seed": seed}, fraction_train=0.5)[1])
+        for seed in (1, 2)
+    )
+    ensure(one == other, "runs with other node ids differ", "the same numbers: draw by partition id")
+
+
+def strategy_can_be_started_again(case: Case) -> None:
+    """Check that a strategy that is started twice begins anew."""
+    federation = Federation(case.method_name)
+    strategy = federation.strategy()
+    first, second = (
+        numbers(
+            strategy.start(
+                InlineGrid(federation.app(), federation.clients), federation.initial(), num_rounds=2
+            )
+        )
+        for _ in range(2)
+    )
+    ensure(first == second, "the second start has other numbers than the first", "the same: reset all state")
+
+
+def threads_give_the_same_numbers(case: Case) -> None:
+    """Check that clients in threads give the same numbers as clients in turn."""
+    one, three = (numbers(Federation(case.method_name).run(grid={"workers": n})[1]) for n in (1, 3))
+    ensure(one == three, "3 threads give other numbers than 1", "the same numbers")
+
+
+def _same_state(a: KDStrategy[Any, Any], b: KDStrategy[Any, Any]) -> bool:
+    left, right = a.state_arrays(), b.state_arrays()
+    return left.keys() == right.keys() and all(np.array_equal(left[k], right[k]) for k in left)
+
+
+def state_survives_save_and_resume(case: Case) -> None:
+    """Check that a checkpoint holds the arrays and all of the strategy's state."""
+    federation = Federation(case.method_name)
+    with _folder() as folder:
+        saved, first = federation.run(rounds=2, checkpoint_dir=folder)
+        restored = federation.strategy(checkpoint_dir=folder, resume=True)
+        inside.begin(restored, federation.initial())
+        checkpoint = restored.load_checkpoint()
+    ensure(checkpoint is not None, "no checkpoint was written", "one")
+    last, arrays = checkpoint or (0, None)
+    equal("the checkpoint's round", last, 2)
+    ensure(_same_state(saved, restored), "state_arrays() after loading differs", "the same arrays")
+    loaded = {name: value.data for name, value in (arrays or ArrayRecord()).items()}
+    ensure(loaded == {name: a.data for name, a in first.arrays.items()}, "the arrays differ", "the same")
+
+
+def resumed_run_equals(case: Case) -> None:
+    """Check that a run that is resumed after round 2 has the numbers of an uninterrupted one in round 3."""
+    federation = Federation(case.method_name)
+    _, whole = federation.run(rounds=3)
+    with _folder() as folder:
+        federation.run(rounds=2, checkpoint_dir=folder)
+        _, rest = federation.run(rounds=3, checkpoint_dir=folder, resume=True)
+    equal("rounds after resuming", [r.server_round for r in rest.rounds], [3])
+    ensure(numbers(rest) == numbers(whole)[2:], "the resumed run has other numbers", "those of a whole run")
+
+
+def models_may_differ(case: Case) -> None:
+    """Check that clients may have different models."""
+    federation = Federation(case.method_name)
+    federation.models = ["mlp", "lenet", "mlp", "cnn"]
+    _, result = federation.run()
+    equal("participants of the last round", result.rounds[-1].participants, 4)
+
+
+def another_model_is_refused(case: Case) -> None:
+    """Check that a client with another model is refused before training, with a text that says why."""
+    federation = Federation(case.method_name)
+    federation.models = ["mlp", "lenet", "mlp", "mlp"]
+    expected = "a HandshakeError: 3 clients fit, 4 are needed; refused: node ... arrays missing"
+    try:
+        with quiet():
+            federation.run()
+    except HandshakeError as error:
+        text = str(error)
+        start = "3 clients fit, 4 are needed; refused: node "
+        ensure(start in text and "arrays missing" in text.partition(start)[2], text, expected)
+    else:
+        ensure(False, "the run went on", expected)
