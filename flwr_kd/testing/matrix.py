@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from flwr_kd.checks import ConfigError, in_range
+from flwr_kd.checks import ConfigError, whole_number
 from flwr_kd.registry import Method
 from flwr_kd.testing import (
     aggregation_checks,
@@ -194,7 +194,7 @@ def check_method(
     --------
     >>> check_method("fedavg", checks=["same-seed-same-numbers", "garbage-no-payload"])
     """
-    in_range("mutations", mutations, 20, 10**7)
+    whole_number("mutations", mutations, 20)
     wanted = list(CHECKS) if checks is None else list(checks)
     for each in wanted:
         if each not in CHECKS:
