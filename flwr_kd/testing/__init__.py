@@ -1,7 +1,7 @@
 """Faults, garbage and the checks that every method must pass, for tests of this library and of its users.
 
 >>> from flwr_kd.testing import check_method
->>> check_method("fedavg", checks=["method-is-described", "same-seed-same-numbers"])
+>>> check_method("fedavg", checks=["method-is-described"])
 """
 
 from typing import TYPE_CHECKING

@@ -192,7 +192,7 @@ def check_method(
 
     Examples
     --------
-    >>> check_method("fedavg", checks=["same-seed-same-numbers", "garbage-no-payload"])
+    >>> check_method("fedavg", checks=["method-is-described", "garbage-no-payload"])
     """
     whole_number("mutations", mutations, 20)
     wanted = list(CHECKS) if checks is None else list(checks)
