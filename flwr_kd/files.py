@@ -1,4 +1,4 @@
-"""Files that are written as a whole or not at all."""
+"""Files that are written completely or not at all."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["write_atomically"]
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file so that a reader, or a crash, sees the old or the new one and nothing between."""
+    """Write a file so that a reader sees either the old or the new content, even after a crash."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:

@@ -1,18 +1,18 @@
-"""What Gaussian noise on class means protects, and what it does not.
+"""Differential privacy of class means with Gaussian noise: what the noise protects, and what it does not.
 
-A client that sends the mean representation of a class, ``[D]``, over its ``N`` samples of that class, whose
-elements lie in ``[-ζ, ζ]``, adds noise of standard deviation ``(2ζ/N)·σ`` to each element (FedHKD, eq. 7;
-``2ζ/N`` is the sensitivity of one element, Lemma 1). The paper states the privacy of one element in one
-round. A client sends ``D`` elements, of every class that it shares, in every round that it takes part in.
+A client sends the mean representation ``[D]`` of a class over its ``N`` samples of that class, whose elements lie
+in ``[-ζ, ζ]``. It adds noise of standard deviation ``(2ζ/N)·σ`` to each element (FedHKD, eq. 7); ``2ζ/N`` is the
+sensitivity of one element (Lemma 1). The paper states the privacy of one element in one round. But a client sends
+``D`` elements, of every class that it shares, in every round in which it takes part.
 
-**From one element to a run.** Exchanging one sample moves each element of a class mean by at most ``2ζ/N``,
-so the vector by at most ``√D·2ζ/N`` in Euclidean length, while the noise of each element stays ``(2ζ/N)·σ``:
-the vector is released with a noise multiplier (noise over sensitivity) of ``σ/√D``. Gaussian releases compose
-exactly, also when later ones depend on earlier ones: ``T`` rounds in which one sample touches ``c`` classes
-are one release with multiplier ``σ/√(D·c·T)``. Its ε is computed exactly rather than bounded.
+**From one element to a run.** Exchanging one sample moves each element of a class mean by at most ``2ζ/N``, and
+therefore the vector by at most ``√D·2ζ/N`` in Euclidean length. The noise of each element is still ``(2ζ/N)·σ``, so
+that the vector is released with a noise multiplier (noise over sensitivity) of ``σ/√D``. Gaussian releases compose
+exactly, even if later ones depend on earlier ones: ``T`` rounds in which one sample affects ``c`` classes are one
+release with multiplier ``σ/√(D·c·T)``. Its ε is computed exactly, not bounded.
 
 =====================================  ====================  ==========================================
-what is released                       noise multiplier      field of :class:`Budget`
+release                                noise multiplier      field of :class:`Budget`
 =====================================  ====================  ==========================================
 one element, one round                 ``σ``                 ``paper_epsilon`` (the paper's bound) and
                                                              ``element_epsilon`` (exact)
@@ -20,19 +20,18 @@ the ``D`` elements of a class, once    ``σ/√D``              ``vector_epsilon
 ``c`` classes, ``T`` rounds            ``σ/√(D·c·T)``        ``total_epsilon``
 =====================================  ====================  ==========================================
 
-**Adjacent data sets.** The numbers hold for two data sets that differ in the content of one sample and not in
-its label (``classes=1``): a sample belongs to one class, and the other classes' means are then the same, so
-classes compose in parallel. If the label may change as well, the sample leaves one mean and enters another
-(``classes=2``). Lemma 1 is proved for a sample that is added or removed. In that case, and with
-``classes=2``, the counts of the classes change, and with them the scale of the noise; a client that sends its
-counts in the clear then gives the change away, whatever σ is. Those two cases are covered only if counts are
-taken as public and the noise of every class is scaled by one public lower bound of ``N``, which
-:func:`noise_std` does when it is given that bound as ``count``.
+**Adjacent data sets.** The numbers hold for two data sets that differ in the content of one sample, but not in
+its label (``classes=1``). A sample belongs to one class, and the means of the other classes are then the same, so
+classes compose in parallel. If the label may also change, the sample leaves one mean and enters another
+(``classes=2``). Lemma 1 is proved for a sample that is added or removed. In that case, and with ``classes=2``, the
+class counts change, and with them the scale of the noise. A client that sends its counts without noise then reveals
+the change, for any σ. These two cases are covered only if counts are considered public and the noise of every class
+is scaled by one public lower bound of ``N``. :func:`noise_std` does this if ``count`` is that bound.
 
-**Sampling of clients** is taken to give no amplification: the server knows who took part. ``rounds`` is the
-number of rounds in which a client sends, not those of the run.
+**Sampling of clients** is assumed to give no amplification, because the server knows which clients took part.
+``rounds`` is the number of rounds in which a client sends, not the number of rounds of the run.
 
-:data:`ASSUMPTIONS` and :data:`NOT_COVERED` say in one line each what else a user must know.
+:data:`ASSUMPTIONS` and :data:`NOT_COVERED` list what else a user must know.
 """
 
 from __future__ import annotations
@@ -65,28 +64,27 @@ ASSUMPTIONS: tuple[str, ...] = (
     "sample's representation, and then the sensitivity of a mean is up to 2*bound, not 2*bound/count",
     "the class counts are public: neighbouring data sets have the same ones",
 )
-"""What must be true for the numbers of a :class:`Budget` to hold."""
+"""Conditions under which the numbers of a :class:`Budget` hold."""
 
 NOT_COVERED: tuple[str, ...] = (
     "mean soft predictions: sent without noise",
     "model weights, where the method exchanges them: sent without noise",
     "class counts and which classes a client shares: sent in the clear",
 )
-"""What a client sends besides the noisy means, and what the noise on those does not protect."""
+"""Values that a client sends besides the noisy means, and that the noise on the means does not protect."""
 
 _CLASSICAL_LIMIT = 1.0
-# Below it the search for epsilon overflows; epsilon is above 10^11 there, which is no privacy at all.
+# For smaller multipliers the search for epsilon overflows. Epsilon is above 10^11 there, which is no privacy.
 _SMALLEST_MULTIPLIER = 1e-6
 
 
 def gaussian_sigma(epsilon: float, delta: float) -> float:
-    r"""Noise multiplier of the classical Gaussian mechanism (FedHKD, Theorem 1).
+    r"""Return the noise multiplier of the classical Gaussian mechanism (FedHKD, Theorem 1).
 
     .. math:: \sigma = \sqrt{2 \ln(1.25 / \delta)} \, / \, \epsilon
 
-    Any larger σ gives (ε, δ)-differential privacy to a release whose sensitivity is 1. The theorem is proved
-    for ε < 1. For a larger ε the formula can ask for too little noise:
-    use :func:`composed_epsilon` there, which is exact.
+    Any larger σ gives (ε, δ)-differential privacy to a release with sensitivity 1. The theorem is proved for ε < 1.
+    For a larger ε the formula may give too little noise: use :func:`composed_epsilon` instead, which is exact.
 
     Parameters
     ----------
@@ -114,7 +112,7 @@ def gaussian_sigma(epsilon: float, delta: float) -> float:
 
 
 def gaussian_epsilon(sigma: float, delta: float) -> float:
-    r"""ε of the classical Gaussian mechanism, the inverse of :func:`gaussian_sigma`.
+    r"""Return ε of the classical Gaussian mechanism, the inverse of :func:`gaussian_sigma`.
 
     Parameters
     ----------
@@ -126,8 +124,8 @@ def gaussian_epsilon(sigma: float, delta: float) -> float:
     Returns
     -------
     float
-        :math:`\sqrt{2 \ln(1.25 / \delta)} \, / \, \sigma`. A value of 1 or more is outside of what the
-        theorem proves and claims nothing.
+        :math:`\sqrt{2 \ln(1.25 / \delta)} \, / \, \sigma`. The theorem does not prove a value of 1 or more, which
+        therefore guarantees nothing.
 
     Raises
     ------
@@ -147,7 +145,7 @@ def mean_sensitivity(count: float, bound: float) -> float: ...
 @overload
 def mean_sensitivity(count: npt.NDArray[Any], bound: float) -> npt.NDArray[np.float64]: ...
 def mean_sensitivity(count: float | npt.NDArray[Any], bound: float) -> float | npt.NDArray[np.float64]:
-    """Most that one sample moves one element of a mean (FedHKD, Lemma 1, eq. 8).
+    """Return the largest change of one element of a mean by one sample (FedHKD, Lemma 1, eq. 8).
 
     Parameters
     ----------
@@ -196,7 +194,7 @@ def noise_std(count: float | npt.NDArray[Any], bound: float, sigma: float) -> fl
     bound : float
         ζ, in (0, ∞): every element of every sample's representation lies in [-ζ, ζ].
     sigma : float
-        Noise multiplier, in [0, ∞). 0 is no noise and no privacy.
+        Noise multiplier, in [0, ∞). 0 means no noise and no privacy.
 
     Returns
     -------
@@ -220,12 +218,12 @@ def noise_std(count: float | npt.NDArray[Any], bound: float, sigma: float) -> fl
 def composed_epsilon(
     sigma: float, rounds: int, delta: float, *, dimensions: int = 1, classes: int = 1
 ) -> float:
-    r"""ε of all that one sample touches in a run: the exact one, by ``dp-accounting``.
+    r"""Return the exact ε of everything that one sample affects in a run, by ``dp-accounting``.
 
     ``rounds · classes · dimensions`` releases, each of one element with noise of σ times its sensitivity, are
     one Gaussian release with noise multiplier :math:`\sigma / \sqrt{rounds · classes · dimensions}`, whose
-    trade-off between ε and δ is known in closed form. It holds for every ε, unlike
-    :func:`gaussian_epsilon`, and is the smallest ε that is true.
+    trade-off between ε and δ is known in closed form. Unlike :func:`gaussian_epsilon` the result holds for every ε,
+    and is the smallest valid one.
 
     Parameters
     ----------
@@ -234,17 +232,17 @@ def composed_epsilon(
     rounds : int
         Rounds in which the client sends, at least 1.
     delta : float
-        δ of the whole, in (0, 1). It is not spent once per round.
+        δ of the whole run, in (0, 1). It is not spent once per round.
     dimensions : int
         ``D``, elements of a class mean, at least 1.
     classes : int
-        Classes whose means the change of one sample moves, at least 1. 1: its content changes, not its label.
-        2: its label changes too (see the module's text for what this takes).
+        Number of classes whose means the change of one sample moves, at least 1. 1: its content changes, but not
+        its label. 2: its label also changes (the module's docstring has the conditions).
 
     Returns
     -------
     float
-        ε, in [0, ∞]. 0 where δ alone covers the release; ``inf`` where the multiplier is below 1e-6.
+        ε, in [0, ∞]. 0 if δ alone covers the release; ``inf`` if the multiplier is below 1e-6.
 
     Raises
     ------
@@ -280,22 +278,24 @@ def composed_epsilon(
 
 @dataclass(frozen=True)
 class Budget:
-    """The privacy of one sample in a run, from the paper's claim to the whole of it; see :func:`budget`.
+    """The privacy of one sample, for one element in one round (the paper's claim) up to a whole run.
+
+    It is the result of :func:`budget`.
 
     Attributes
     ----------
     sigma, rounds, delta, dimensions, classes, count, bound
-        As given to :func:`budget`.
+        Arguments of :func:`budget`.
     noise_std : float or None
         Standard deviation of the noise on each element; None without a count.
     paper_epsilon : float
-        Theorem 1 of FedHKD: one element in one round. It claims something only below 1.
+        ε by Theorem 1 of FedHKD, for one element in one round. It guarantees something only below 1.
     element_epsilon : float
-        The same release, exactly.
+        Exact ε of the same release.
     vector_epsilon : float
-        All elements of one class in one round.
+        ε of all elements of one class in one round.
     total_epsilon : float
-        All elements of the touched classes in all rounds.
+        ε of all elements of the affected classes in all rounds.
     """
 
     sigma: float
@@ -318,12 +318,12 @@ class Budget:
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        """What must be true for the numbers to hold, a line each."""
+        """Conditions under which the numbers hold, one line each."""
         return ASSUMPTIONS
 
     @property
     def not_covered(self) -> tuple[str, ...]:
-        """What is sent and not protected, a line each."""
+        """Values that are sent without protection, one line each."""
         return NOT_COVERED
 
     def rows(self) -> list[tuple[str, str]]:
@@ -369,7 +369,7 @@ def budget(
     count: float | None = None,
     bound: float = 3.0,
 ) -> Budget:
-    """Work out what noise of multiplier ``sigma`` on class means gives, per element and over a run.
+    """Compute the privacy that noise of multiplier ``sigma`` on class means gives, per element and over a run.
 
     Parameters
     ----------
@@ -378,15 +378,15 @@ def budget(
     rounds : int
         Rounds in which the client sends, at least 1.
     delta : float
-        δ of each of the statements, in (0, 1). Below 1 over the number of samples is usual.
+        δ of each ε, in (0, 1). It is usually below one over the number of samples.
     dimensions : int
         ``D``, elements of a class mean, at least 1.
     classes : int
-        Classes whose means the change of one sample moves, at least 1; see :func:`composed_epsilon`.
+        Number of classes whose means the change of one sample moves, at least 1; see :func:`composed_epsilon`.
     count : float, optional
-        Samples in the mean, at least 1: only for ``noise_std``, ε does not depend on it.
+        Samples in the mean, at least 1. Used only for ``noise_std``; ε does not depend on it.
     bound : float
-        ζ, in (0, ∞); 3 in the paper. Only for ``noise_std``.
+        ζ, in (0, ∞); 3 in the paper. Used only for ``noise_std``.
 
     Returns
     -------

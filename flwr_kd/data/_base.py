@@ -1,4 +1,4 @@
-"""What every part of :mod:`flwr_kd.data` shares: the error, the data set type, optional imports."""
+"""Types and helpers that all of :mod:`flwr_kd.data` shares: data sets, checks of labels, optional imports."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ AnyArray: TypeAlias = npt.NDArray[Any]
 
 
 class ArrayDataset(Dataset[tuple[Tensor, Tensor]]):
-    """A data set that lies in memory as one tensor of inputs and one of labels.
+    """A data set in memory: one tensor of inputs and one of labels.
 
     Parameters
     ----------
@@ -57,7 +57,7 @@ class ArrayDataset(Dataset[tuple[Tensor, Tensor]]):
         self.y = y
 
     def __init_subclass__(cls) -> None:
-        # A subclass may change what an item is, unless it says that it does not.
+        # A subclass may change what an item is, unless it sets the attribute itself.
         cls.items_are_rows_of_tensors = cls.__dict__.get("items_are_rows_of_tensors", False)
 
     @property
@@ -72,12 +72,12 @@ class ArrayDataset(Dataset[tuple[Tensor, Tensor]]):
         return self.x[index], self.y[index]
 
     def subset(self, indices: Sequence[int] | AnyArray | Tensor) -> ArrayDataset:
-        """Return the samples at ``indices``, in that order, as a data set of their own (a copy).
+        """Return the samples at ``indices``, in that order, as a new data set (a copy).
 
         Parameters
         ----------
         indices : sequence of int, ndarray or Tensor
-            Positions, ``[n]``; an empty one gives an empty data set. Masks are not taken.
+            Positions, ``[n]``; may be empty. Masks are not accepted.
 
         Raises
         ------
@@ -90,22 +90,22 @@ class ArrayDataset(Dataset[tuple[Tensor, Tensor]]):
 
 @dataclass(frozen=True)
 class Bundle:
-    """A data set, loaded.
+    """A loaded data set.
 
     Attributes
     ----------
     name : str
-        The name it was loaded by.
+        The name by which it was loaded.
     train : ArrayDataset
-        What is divided among the clients.
+        The part that is divided among the clients.
     test : ArrayDataset
-        The common test set; no client trains on it.
+        The common test set. No client trains on it.
     num_classes : int
         Labels are ``0 .. num_classes - 1``; a class need not occur.
     input_shape : tuple of int
         Shape of one input: ``(C, H, W)`` for images, ``(F,)`` for texts and tables, ``(L,)`` for token ids.
     vocabulary : int
-        Number of token ids, those of padding and unknown words included; 0 where inputs are no token ids.
+        Number of token ids, including those of padding and unknown words; 0 if inputs are not token ids.
     """
 
     name: str
@@ -116,7 +116,7 @@ class Bundle:
     vocabulary: int = 0
 
     def padded(self, side: int) -> Bundle:
-        """Return the data set with images of this side, around them the smallest value of the training images.
+        """Return the data set with images padded to this side, with the smallest value of the training images.
 
         Raises
         ------
@@ -128,16 +128,16 @@ class Bundle:
                 f"{self.name} of shape {list(self.input_shape)} cannot be padded to images of {side}"
             )
         height, width = (side - size for size in self.input_shape[1:])
-        around = (width // 2, width - width // 2, height // 2, height - height // 2)
-        dark = float(self.train.x.min()) if len(self.train) else 0.0
+        margins = (width // 2, width - width // 2, height // 2, height - height // 2)
+        darkest = float(self.train.x.min()) if len(self.train) else 0.0
         train, test = (
-            ArrayDataset(pad(part.x, around, value=dark), part.y) for part in (self.train, self.test)
+            ArrayDataset(pad(part.x, margins, value=darkest), part.y) for part in (self.train, self.test)
         )
         return replace(self, train=train, test=test, input_shape=(self.input_shape[0], side, side))
 
 
 def require(module: str, extra: str = "simulation") -> Any:
-    """Import an optional module, or say which extra brings it."""
+    """Import an optional module; raise DataError with the extra that installs it if this fails."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""Image sets: reading them, and bringing images into the form a model takes."""
+"""Image sets: reading them, and converting images to the inputs of a model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from flwr_kd.data._source import Part, Source, cache_dir, first_folder
 
 DEBIAN_FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
 
-# Padding keeps the pixels (28 -> 32); beyond this ratio the picture would be lost in its frame.
+# Padding keeps the pixels (28 -> 32). Images that are smaller by more than this factor are resized instead.
 _PAD_UP_TO = 1.5
 
 _LUMA = (0.299, 0.587, 0.114)
@@ -27,7 +27,7 @@ _LUMA = (0.299, 0.587, 0.114)
 
 @dataclass(frozen=True)
 class ImageSpec:
-    """How a set's images enter a model: their shape, and the mean and standard deviation per channel."""
+    """The form of a set's images as inputs: their shape, and the mean and standard deviation per channel."""
 
     shape: tuple[int, int, int]
     num_classes: int
@@ -35,7 +35,7 @@ class ImageSpec:
     std: tuple[float, ...] = ()
 
 
-# The means and deviations are those of the training images in [0, 1], as they are in general use.
+# The commonly used means and standard deviations of the training images in [0, 1].
 SPECS: dict[str, ImageSpec] = {
     "digits": ImageSpec((1, 8, 8), 10),
     "fashion-mnist": ImageSpec((1, 28, 28), 10, (0.2860,), (0.3530,)),
@@ -64,10 +64,10 @@ def encode_images(inputs: AnyArray, spec: ImageSpec) -> Tensor:
 
 
 def adapt(images: Tensor, shape: tuple[int, int, int], *, pad: bool = True) -> Tensor:
-    """Bring images in [0, 1] to another number of channels and another size.
+    """Convert images in [0, 1] to another number of channels and another size.
 
-    One channel is repeated, three become their luminance. Images that fit into the new size and are at most
-    1.5 times smaller are padded with 0 on all sides; others, and without ``pad`` all, are resized (bilinear,
+    One channel is repeated; three are converted to luminance. Images that fit into the new size and are at most
+    1.5 times smaller are padded with 0 on all sides. All others, and all without ``pad``, are resized (bilinear,
     antialiased), whatever their aspect ratio.
     """
     channels, height, width = shape
@@ -124,7 +124,7 @@ def mnist(data_dir: Path | None) -> Source:
 
 
 def fashion_mnist(data_dir: Path | None) -> Source:
-    """Return Fashion-MNIST from idx files (Debian's are found by themselves), or by torchvision."""
+    """Return Fashion-MNIST from idx files (including those of Debian's package), or by torchvision."""
     return _idx("fashion-mnist", "FashionMNIST", data_dir, DEBIAN_FASHION_MNIST)
 
 
@@ -172,7 +172,7 @@ def svhn(data_dir: Path | None) -> Source:
 
 
 def cinic10(data_dir: Path | None) -> Source:
-    """Return CINIC-10's train and test from a tree of images; its "valid" part is not used."""
+    """Return CINIC-10's training and test part from a tree of images; its "valid" part is not used."""
     torchvision = require("torchvision.datasets")
     roots = [data_dir / sub for sub in ("", "CINIC-10", "cinic10")] if data_dir else []
     root = next((r for r in roots if (r / "train").is_dir() and (r / "test").is_dir()), None)
@@ -199,13 +199,13 @@ def cinic10(data_dir: Path | None) -> Source:
 def _emnist(which: str, data_dir: Path | None) -> Source:
     source = _idx(f"emnist-{which}", "EMNIST", data_dir)
     assert source.test is not None
-    # EMNIST's files hold each image mirrored and turned, that is transposed.
+    # EMNIST's files contain each image mirrored and rotated, that is transposed.
     upright = [Part(part.inputs.transpose(0, 1, 3, 2), part.labels) for part in (source.pool, source.test)]
     return Source(upright[0], upright[1], source.num_classes)
 
 
 def _idx(name: str, folder: str, data_dir: Path | None, *also: Path) -> Source:
-    """Read a set of MNIST's kind: from idx files, gz or not, else as torchvision downloads it."""
+    """Read a set in MNIST's format: from idx files, compressed or not, or as torchvision downloads it."""
     if folder == "EMNIST":
         split = name.removeprefix("emnist-")
         stems = [
@@ -245,14 +245,14 @@ def _download(name: str, root: Path, folder: str) -> None:
     try:
         getattr(library, folder)(str(root), train=True, download=True, **split)
     except (RuntimeError, OSError) as error:
-        raise _not_there(name, root, error) from error
+        raise _missing(name, root, error) from error
 
 
 def _read_idx(path: Path) -> AnyArray:
-    """Read an idx file of bytes; torchvision's own reader takes no compressed ones."""
+    """Read an idx file of bytes. torchvision's reader does not accept compressed files."""
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb") as file:
-            raw = bytearray(file.read())  # writable, as torch wants its arrays
+            raw = bytearray(file.read())  # writable, since torch warns about read-only arrays
     except (OSError, EOFError) as error:
         raise DataError(f"{path} cannot be read: {error}") from error
     # Two zero bytes, the code of uint8, the number of dimensions, then each as a big-endian 32-bit number.
@@ -281,15 +281,15 @@ def _torchvision(
             try:
                 data = build(library, str(root), train, True)
             except (RuntimeError, OSError) as error:
-                raise _not_there(name, root, error) from error
+                raise _missing(name, root, error) from error
         parts.append(read(data))
     return Source(parts[0], parts[1], SPECS[name].num_classes)
 
 
-def _not_there(name: str, root: Path, error: Exception) -> DataError:
+def _missing(name: str, root: Path, error: Exception) -> DataError:
     return DataError(
-        f"data set {name!r} is not (whole) in {root}, and the download failed: {error}. "
-        "Put torchvision's files there, or set data_dir to where they are"
+        f"data set {name!r} is missing or incomplete in {root}, and the download failed: {error}. "
+        "Put torchvision's files there, or set data_dir to their folder"
     )
 
 

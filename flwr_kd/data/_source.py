@@ -1,4 +1,4 @@
-"""What a loader returns before anything is cut, limited or turned into tensors."""
+"""The result of a loader, before it is divided, limited or converted to tensors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from flwr_kd.data._base import AnyArray, IntArray
 
 @dataclass(frozen=True)
 class Part:
-    """Inputs as the set has them, and labels.
+    """Inputs in the form of the set's files, and labels.
 
     Inputs are images (uint8, or floats in [0, 1], ``[N, C, H, W]``; or paths, as objects ``[N]``), texts (str
     objects, ``[N]``) or table rows (float64, ``[N, F]``).
@@ -35,39 +35,39 @@ class Part:
 
 @dataclass(frozen=True)
 class Source:
-    """A set as its files have it: ``test`` is None where it comes without a test set of its own."""
+    """The parts of a set's files; ``test`` is None for a set without a test part."""
 
     pool: Part
     test: Part | None
     num_classes: int
 
     def __post_init__(self) -> None:
-        for part, what in ((self.pool, "training"), (self.test, "test")):
+        for part, role in ((self.pool, "training"), (self.test, "test")):
             if part is None:
                 continue
             if not len(part):
-                raise DataError(f"the {what} data is empty")
+                raise DataError(f"the {role} data is empty")
             low, high = part.labels.min(), part.labels.max()
             if low < 0 or high >= self.num_classes:
                 raise DataError(
-                    f"labels of the {what} data must lie in 0 .. {self.num_classes - 1}, "
+                    f"labels of the {role} data must lie in 0 .. {self.num_classes - 1}, "
                     f"but there are {low} .. {high}"
                 )
 
 
 def cache_dir() -> Path:
-    """Return where downloads go unless the caller says otherwise."""
+    """Return the default folder of downloads."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "flwr-kd"
 
 
 def first_folder(folders: Sequence[Path], files: Sequence[str], endings: Sequence[str]) -> list[Path] | None:
-    """Return all ``files``, each with one of ``endings``, from the first folder that has them all."""
+    """Return all ``files``, each with one of ``endings``, from the first folder that has all of them."""
     for folder in folders:
-        found = [
+        paths = [
             next((path for end in endings if (path := folder / (file + end)).is_file()), None)
             for file in files
         ]
-        if None not in found:
-            return [path for path in found if path is not None]
+        if None not in paths:
+            return [path for path in paths if path is not None]
     return None

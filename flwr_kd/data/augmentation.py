@@ -14,7 +14,7 @@ from flwr_kd.checks import DataError, number
 __all__ = ["AUGMENTATIONS", "augmentation", "random_affine"]
 
 AUGMENTATIONS = ("none", "crop", "crop-flip")
-"""Names that :func:`augmentation` takes."""
+"""Names that :func:`augmentation` accepts."""
 
 Augment = Callable[[Tensor, torch.Generator], Tensor]
 
@@ -26,12 +26,12 @@ def augmentation(name: str) -> Augment | None:
     ----------
     name : str
         ``"crop"``: pad by an eighth of the side (4 of 32, 1 of 8) with the edge's pixels, and crop at random.
-        ``"crop-flip"``: the same, and half of the images mirrored; not for digits or letters.
+        ``"crop-flip"``: crop, and mirror half of the images; not suitable for digits or letters.
 
     Raises
     ------
     DataError
-        If the name is not known. The function that is returned raises it for anything but images.
+        If the name is unknown. The returned function raises it for inputs other than images.
 
     Examples
     --------
@@ -68,21 +68,21 @@ def _crop_and_flip(x: Tensor, generator: torch.Generator) -> Tensor:
 def random_affine(
     x: Tensor, generator: torch.Generator, *, degrees: float, scale: tuple[float, float]
 ) -> Tensor:
-    """Return each image rotated and scaled at random about its centre.
+    """Rotate and scale each image by random numbers about its centre.
 
-    Source: FedHyb, section 3.1, the views R_m. Pixels are interpolated; what lies outside is the nearest pixel of
-    the edge.
+    Source: FedHyb, section 3.1, the views R_m. Pixels are interpolated (bilinear). Pixels outside the image repeat
+    the nearest pixel of its edge.
 
     Parameters
     ----------
     x : Tensor
-        Images ``[B, K, H, W]``. Inputs of another shape, which have no rotations, come back as they are.
+        Images ``[B, K, H, W]``. Inputs of another shape have no rotation, and are returned unchanged.
     generator : torch.Generator
-        On the CPU.
+        A generator on the CPU.
     degrees : float
-        Angles are uniform in [-degrees, degrees], in [0, 180].
+        Largest angle, in [0, 180]. Angles are uniform in [-degrees, degrees].
     scale : tuple of float
-        Factors are uniform between these two, positive; above 1 enlarges.
+        Smallest and largest factor, positive. Factors are uniform between them; above 1 the image is enlarged.
 
     Raises
     ------
@@ -107,7 +107,7 @@ def random_affine(
     factor = low + (high - low) * factor
     height, width = x.shape[2:]
     sine, cosine, zero = angle.sin() / factor, angle.cos() / factor, torch.zeros_like(angle)
-    # Coordinates run from -1 to 1 along both sides: without the sides' ratio a rotation would shear.
+    # Coordinates run from -1 to 1 along both sides, so that a rotation without the ratio of the sides would shear.
     rows = torch.stack(
         [
             torch.stack([cosine, sine * height / width, zero], dim=1),

@@ -1,4 +1,4 @@
-"""Long tails: a training set cut down so that its classes have exponentially fewer samples."""
+"""Long-tailed training sets, whose classes have exponentially fewer samples."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ _ROUNDING = 1e-9
 
 
 def long_tail(labels: Tensor | AnyArray | Sequence[int], factor: float, *, seed: int) -> IntArray:
-    r"""Choose samples so that the classes' sizes fall exponentially, from a head to a tail.
+    r"""Choose samples so that the sizes of the classes decrease exponentially.
 
-    Class :math:`c = 0 .. C-1` keeps :math:`n_{max} \, \rho^{-c/(C-1)}` samples, rounded, where C counts the
-    classes that occur, in the order of their numbers, and :math:`\rho` is the imbalance factor. Source: the
+    Class :math:`c = 0 .. C-1` keeps :math:`n_{max} \, \rho^{-c/(C-1)}` samples, rounded, where C is the number of
+    classes that occur, in the order of their labels, and :math:`\rho` is the imbalance factor. Source: the
     long-tailed CIFAR of Cao et al., "Learning Imbalanced Datasets with Label-Distribution-Aware Margin Loss",
-    NeurIPS 2019, which FedHyb uses with factors 10, 20, 50 and 100. There the set is balanced, so that
-    :math:`n_{max}` is a class's size. Here the smallest class keeps the largest whole number
-    :math:`n_{min}` for which every class has enough samples, and :math:`n_{max} = \rho \, n_{min}`: the largest
-    class is exactly :math:`\rho` times the smallest where :math:`\rho` is whole.
+    NeurIPS 2019, which FedHyb uses with factors 10, 20, 50 and 100. There the set is balanced, and
+    :math:`n_{max}` is the size of a class. Here the smallest class keeps the largest whole number
+    :math:`n_{min}` for which every class has enough samples, and :math:`n_{max} = \rho \, n_{min}`. For a whole
+    :math:`\rho` the largest class is exactly :math:`\rho` times the smallest.
 
     Parameters
     ----------
     labels : Tensor or ndarray
-        Class of each sample, ``[N]``, whole numbers from 0; at least one. Not every number need occur.
+        Class of each sample, ``[N]``, whole numbers from 0; at least one. Numbers may be missing.
     factor : float
-        :math:`\rho`, finite and at least 1; 1 gives all classes the same size. Of no effect with one class.
+        :math:`\rho`, finite and at least 1; 1 gives all classes the same size. It has no effect with one class.
     seed : int
-        Decides which samples of a class are kept.
+        Determines which samples of a class are kept.
 
     Returns
     -------
@@ -45,8 +45,8 @@ def long_tail(labels: Tensor | AnyArray | Sequence[int], factor: float, *, seed:
     Raises
     ------
     DataError
-        If the factor is out of range, there are no labels, or a class has fewer samples than one sample of the
-        smallest class demands.
+        If the factor is out of range, there are no labels, or a class has too few samples even if the smallest
+        class keeps only one.
 
     Examples
     --------
@@ -64,16 +64,16 @@ def long_tail(labels: Tensor | AnyArray | Sequence[int], factor: float, *, seed:
         raise DataError("a long tail needs at least one sample, labels is empty")
     numbers, dense, counts = np.unique(classes, return_inverse=True, return_counts=True)
     last = len(numbers) - 1
-    # A class's size relative to the smallest class's: the factor for the first, 1 for the last.
-    places = np.arange(last, -1, -1) / max(last, 1)
-    ratios = factor**places
+    # Size of each class relative to the smallest: the factor for the first class, 1 for the last.
+    exponents = np.arange(last, -1, -1) / max(last, 1)
+    ratios = factor**exponents
     smallest = int(np.floor(counts / ratios + _ROUNDING).min())
     if smallest < 1:
-        short = int(np.argmax(counts / ratios < 1 - _ROUNDING))
-        need = math.ceil(ratios[short] - _ROUNDING)
+        too_small = int(np.argmax(counts / ratios < 1 - _ROUNDING))
+        needed = math.ceil(ratios[too_small] - _ROUNDING)
         raise DataError(
-            f"imbalance factor {factor:g} needs at least {need} samples of class {numbers[short]} for one of class "
-            f"{numbers[last]}, there are {counts[short]}: take a smaller factor or more samples"
+            f"imbalance factor {factor:g} needs at least {needed} samples of class {numbers[too_small]} for one of "
+            f"class {numbers[last]}, there are {counts[too_small]}: take a smaller factor or more samples"
         )
     sizes = np.floor(smallest * ratios + 0.5 + _ROUNDING).astype(np.int64)
     rng = numpy_generator(seed, "data", "long-tail")

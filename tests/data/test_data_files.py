@@ -219,7 +219,7 @@ def test_cifar100_is_the_public_data_of_cifar10(tmp_path: Path, monkeypatch: pyt
 def test_a_cifar_file_with_another_sum_is_not_taken(tmp_path: Path) -> None:
     names = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
     write_cifar(tmp_path / "cifar-10-batches-py", names, "labels", ("batches.meta", "label_names"))
-    with pytest.raises(DataError, match=r"'cifar10' is not"):
+    with pytest.raises(DataError, match=r"'cifar10' is missing or incomplete"):
         load("cifar10", data_dir=str(tmp_path))
 
 
