@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self, cast, get_type_hints
+from typing import Any, ClassVar, Self, get_type_hints
 
 from typing_extensions import TypeVar
 
@@ -41,7 +41,7 @@ def hyper(
     gt, ge, lt, le : float, optional
         Bounds of the allowed range (greater than, at least, less than, at most).
     choices : tuple of str, optional
-        The allowed values of a text.
+        The allowed values of a string.
     """
     bounds = {">": gt, ">=": ge, "<": lt, "<=": le}
     metadata = {
@@ -58,7 +58,7 @@ def _kebab(name: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class MethodConfig:
-    """Local training, common to all methods; a method adds its own fields.
+    """Hyper-parameters of local training, common to all methods; a method adds its own fields.
 
     The defaults are FedHKD's (appendix A.1): Adam with learning rate 1e-3 that is halved every 10 rounds,
     batches of 64, 5 local epochs.
@@ -162,18 +162,14 @@ class MethodConfig:
     def help(cls) -> list[tuple[str, str, Scalar, str]]:
         """Return name, type, default and help of each hyper-parameter."""
         types = cls.field_types()
-        return [
-            (
-                _kebab(item.name),
-                types[item.name].__name__,
-                cast(Scalar, item.default),
-                _described(item.metadata),
-            )
-            for item in dataclasses.fields(cls)
-        ]
+        rows: list[tuple[str, str, Scalar, str]] = []
+        for item in dataclasses.fields(cls):
+            default: Any = item.default
+            rows.append((_kebab(item.name), types[item.name].__name__, default, _described(item.metadata)))
+        return rows
 
     def check_classes(self, num_classes: int) -> None:
-        """Raise :class:`ConfigError` where a value does not go with so many classes; the base has none such."""
+        """Raise :class:`ConfigError` if a value is not allowed with C classes; the base has no rule."""
 
     def learning_rate_at(self, server_round: int) -> float:
         """Return the learning rate of a round, counted from 1.
@@ -205,6 +201,7 @@ def _parsed(name: str, text: str, kind: type) -> Scalar:
             return text.lower() in ("true", "1", "yes")
         raise ConfigError(f"{name} must be true or false, got {text!r}")
     try:
-        return cast(Scalar, kind(text))
+        value: Scalar = kind(text)
     except ValueError:
         raise ConfigError(f"{name} must be of type {kind.__name__}, got {text!r}") from None
+    return value

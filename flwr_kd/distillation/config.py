@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from typing_extensions import TypeVar
+
 from flwr_kd.config import MethodConfig, hyper
 
-__all__ = ["AVERAGES", "DistillationConfig"]
+__all__ = ["AVERAGES", "DistillationConfig", "DistillationConfigT"]
 
 AVERAGES = ("logits", "probabilities")
 """What the ensemble averages over its teachers; see :func:`flwr_kd.distillation.teachers.soft_labels`."""
@@ -35,3 +37,9 @@ class DistillationConfig(MethodConfig):
         "which weights a distillation ends with: of its last epoch, or of the lowest validation loss",
         choices=("last", "best"),
     )
+
+
+DistillationConfigT = TypeVar(
+    "DistillationConfigT", bound=DistillationConfig, default=DistillationConfig, covariant=True
+)
+"""The config class of a method that distils."""

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Sequence
 from contextlib import ExitStack
 from logging import INFO, WARNING
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import Any, ClassVar, Generic, NamedTuple
 
 import numpy.typing as npt
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from flwr_kd.checks import ConfigError
-from flwr_kd.distillation.config import DistillationConfig
+from flwr_kd.distillation.config import DistillationConfig, DistillationConfigT
 from flwr_kd.distillation.samples import batches_on, check_all_present, check_samples, read_samples, try_model
 from flwr_kd.distillation.student import Distillation, distil_student, mean_without
 from flwr_kd.distillation.teachers import Matching, Teachers, mixed_means
@@ -238,7 +238,7 @@ def _distil_group(
     return group.template.check([weights[name] for name in names])
 
 
-class DistillingStrategy(KDStrategy):
+class DistillingStrategy(KDStrategy[DistillationConfigT], Generic[DistillationConfigT]):
     """Base of methods whose server distils models into their mean, on unlabelled public data.
 
     It stands before another method's strategy in the list of bases, where a method adds it to that one (FedHEAD+).
@@ -270,7 +270,7 @@ class DistillingStrategy(KDStrategy):
 
     def __init__(
         self,
-        config: DistillationConfig | None = None,
+        config: DistillationConfigT | None = None,
         *,
         model: nn.Module | tuple[nn.Module, nn.Module],
         public_set: Dataset[Any] | DataLoader[Any],
@@ -302,7 +302,7 @@ class DistillingStrategy(KDStrategy):
         The learning rate is the config's in this round if None. See :func:`distil_groups`.
         """
         how = Distillation.in_round(
-            cast(DistillationConfig, self.config),
+            self.config,
             server_round,
             epochs=epochs,
             seed=derive_seed(self.seed, "server", server_round),

@@ -1,10 +1,10 @@
-"""A user's own data, unchanged: any map-style torch dataset or DataLoader, of pairs or of dicts."""
+"""Batches of a user's own data: any map-style PyTorch data set or DataLoader, of pairs or of dicts."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,26 +28,26 @@ _INPUT_KEYS = ("image", "img", "pixel_values", "x", "input", "inputs", "features
 
 
 class DatasetError(DataError):
-    """The data set does not give what training needs; the text says what came and what is expected."""
+    """The data set does not give what training needs; the text names both."""
 
 
 class Batches:
-    """Batches of inputs and labels from a data set, in a random order of our own or in the set's order.
+    """Batches of inputs and labels from a data set, in a seeded random order or in the set's order.
 
     Parameters
     ----------
     source : Dataset or DataLoader
-        Map-style. Items (or the loader's batches) are pairs ``(x, y)`` or dicts, as Hugging Face's sets give
-        them. A loader's batch size, ``collate_fn``, ``num_workers`` and ``drop_last`` are kept; its shuffling
+        Map-style. Items (or the loader's batches) are pairs ``(x, y)`` or dicts, such as those of Hugging Face's
+        data sets. A loader's batch size, ``collate_fn``, ``num_workers`` and ``drop_last`` are kept; its shuffling
         is replaced by a seeded one, unless it has a sampler of its own.
     num_classes : int
         C.
     classes : sequence, optional
         The label values in the order of the model's outputs, where they are not 0..C-1.
     input_key, label_key : str, optional
-        Keys of dict items; guessed where there is one candidate.
+        Keys of dict items; guessed if there is one candidate.
     labelled : bool
-        Without, items may also be inputs alone, labels are not looked at, and 0 stands for each.
+        If False, items may also be inputs alone, labels are ignored, and each label is 0.
 
     Raises
     ------
@@ -82,17 +82,18 @@ class Batches:
         self.input_key, self.label_key, self.labelled = input_key, label_key, labelled
 
     def __len__(self) -> int:
-        return len(cast(Sized, self.dataset))
+        size: int = len(self.dataset)
+        return size
 
     def shuffled(self, batch_size: int, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield one epoch in a random order.
 
-        No sample is lost and no batch has a single sample unless the data set has: BatchNorm cannot train on
-        one, so a last one joins the batch before. With a loader's ``drop_last`` the incomplete batch is left
-        out, unless it is the only one.
+        Every sample is used, and no batch has a single sample, on which BatchNorm cannot train: a last one joins
+        the batch before. The exception is a data set of one sample. With a loader's ``drop_last`` the incomplete
+        batch is left out, unless it is the only one.
         """
-        if self.has_own_sampler:
-            yield from map(self._split, cast(DataLoader[Any], self.loader))
+        if self.loader is not None and self.has_own_sampler:
+            yield from map(self._split, self.loader)
             return
         for _, batch in self._epoch(batch_size, generator):
             yield batch
@@ -102,13 +103,13 @@ class Batches:
     ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Yield one epoch as :meth:`shuffled` does, with the samples' positions in the data set ``[B]`` last.
 
-        With ``rows``, positions ``[n]``, of these samples only.
+        With ``rows``, positions ``[n]``, only of these samples.
 
         Raises
         ------
         DatasetError
-            If positions cannot be known: the loader has a sampler of its own, or its ``collate_fn`` returns
-            more or fewer samples than it was given. One that changes their order cannot be noticed.
+            If positions are unknown: the loader has a sampler of its own, or its ``collate_fn`` returns another
+            number of samples than it was given. A ``collate_fn`` that changes their order is not detected.
         """
         if self.has_own_sampler:
             raise DatasetError(
@@ -134,7 +135,7 @@ class Batches:
         return zip(chunks, self._fetch([chunk.tolist() for chunk in chunks]), strict=True)
 
     def ordered(self, batch_size: int, rows: Tensor | None = None) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield every sample once, in the data set's order; or those at ``rows``, positions ``[n]``, in theirs."""
+        """Yield every sample once, in the data set's order, or those at ``rows`` ``[n]``, in their order."""
         rows = torch.arange(len(self)) if rows is None else rows
         yield from self._fetch(
             [chunk.tolist() for chunk in torch.split(rows, batch_size)] if len(rows) else []
@@ -151,13 +152,13 @@ class Batches:
         Raises
         ------
         DatasetError
-            If it was named and is not there, or cannot be guessed.
+            If the named key is missing, or the key cannot be guessed.
         """
         return self._key(item, self.label_key, _LABEL_KEYS, "label_key")
 
     @property
     def has_own_sampler(self) -> bool:
-        """Whether the source is a loader whose sampler decides which samples an epoch holds."""
+        """Whether the source is a loader with a sampler of its own, which decides an epoch's samples."""
         loader = self.loader
         if loader is None:
             return False
@@ -177,7 +178,7 @@ class Batches:
             self.loader.batch_size is not None or self.loader.batch_sampler is not None
         ):
             collate = self.loader.collate_fn
-        # A generator of its own: without one, DataLoader draws its workers' seed from the global generator.
+        # Without a generator, DataLoader draws its workers' seed from the global one.
         seeded = torch.Generator().manual_seed(0)
         loader = DataLoader(
             self.dataset, batch_sampler=chunks, collate_fn=collate, num_workers=workers, generator=seeded
@@ -214,14 +215,16 @@ class Batches:
             if given not in batch:
                 raise DatasetError(f"{option} {given!r} is not among the item's keys {sorted(batch)}")
             return given
-        found = [key for key in usual if key in batch]
-        if len(found) != 1:
+        candidates = [key for key in usual if key in batch]
+        if len(candidates) != 1:
             raise DatasetError(f"which key to use is not clear: name {option}, one of {sorted(batch)}")
-        return found[0]
+        return candidates[0]
 
 
 def into_batches(order: Tensor, batch_size: int, *, drop_last: bool = False) -> list[Tensor]:
-    """Split an order of samples ``[N]``; a last batch of one joins the one before, since BatchNorm needs two.
+    """Split an order of samples ``[N]`` into batches; a last single sample joins the batch before.
+
+    BatchNorm needs two samples per batch.
 
     >>> [chunk.tolist() for chunk in into_batches(torch.arange(5), 2)]
     [[0, 1], [2, 3, 4]]
@@ -240,7 +243,7 @@ def normalize_labels(labels: Any, num_classes: int, classes: Mapping[Any, int] |
     Parameters
     ----------
     labels : Tensor or sequence
-        ``[B]``, ``[B, 1]`` or 0-dimensional, of any integer type, whole floats, or anything hashable where
+        ``[B]``, ``[B, 1]`` or 0-dimensional, of any integer type, whole floats, or anything hashable if
         ``classes`` is given.
     num_classes : int
         C.
@@ -250,7 +253,7 @@ def normalize_labels(labels: Any, num_classes: int, classes: Mapping[Any, int] |
     Raises
     ------
     DatasetError
-        If a label is not whole, or not one of the classes, or there are several per sample.
+        If a label is not a whole number or not one of the classes, or there are several per sample.
 
     Examples
     --------
@@ -290,8 +293,8 @@ def _plain(value: Any) -> Any:
 
 
 def _tensors(dataset: Any) -> tuple[Tensor, ...] | None:
-    """Return whole tensors where the data set is nothing but these: indexing them once is much faster."""
-    # A subclass may change what an item is.
+    """Return the tensors of a data set that consists of tensors only: indexing them per batch is much faster."""
+    # A subclass may define other items.
     whole = type(dataset) is TensorDataset or getattr(type(dataset), "items_are_rows_of_tensors", False)
     if whole and len(dataset.tensors) in (1, 2):
         return tuple(dataset.tensors)

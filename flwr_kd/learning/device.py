@@ -1,4 +1,4 @@
-"""Where models are trained."""
+"""The device that models are trained on."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ def resolve_device(device: str | torch.device) -> torch.device:
     Raises
     ------
     ConfigError
-        If the device is not known or not there.
+        If the device is unknown or not available.
     """
     if device == "auto":
         if torch.cuda.is_available():
             return torch.device("cuda", torch.cuda.current_device())
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
     try:
-        found = torch.device(device)
-        torch.empty(0, device=found)
+        resolved = torch.device(device)
+        torch.empty(0, device=resolved)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).splitlines()[0]
         raise ConfigError(
             f"device must be auto, cpu, cuda[:N] or mps and be there, got {device!r} ({reason})"
         ) from None
-    return found
+    return resolved

@@ -1,4 +1,4 @@
-"""The loop that trains a model, at a client and at the server alike."""
+"""The training loop, at clients and at the server."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ def fit(
     Parameters
     ----------
     model : nn.Module
-        In training mode during the loss, unless ``training`` is False, except for BatchNorm where a batch has a
+        In training mode during the loss, unless ``training`` is False; BatchNorm is in eval mode for a batch of a
         single sample.
     optimizer : Optimizer
         Over the model's parameters.
     epoch : callable
-        Returns the batches of one epoch, tensors that have the model's device. The first axis of a batch's
-        first tensor counts its samples.
+        Returns the batches of one epoch, tuples of tensors on the model's device. The first axis of the first
+        tensor is that of the samples.
     loss : callable
-        Gets a batch's tensors, returns a scalar: the mean over its samples.
+        Maps a batch's tensors to a scalar, the mean over its samples.
     epochs : int
         At least 0.
     training : bool
-        False: in eval mode, for fine-tuning that leaves BatchNorm's running statistics alone.
+        False: in eval mode, for fine-tuning that does not change BatchNorm's running statistics.
 
     Returns
     -------
     float
-        Mean loss per sample over the last epoch, as it was during training; 0 without samples.
+        Mean loss per sample during the last epoch; 0 without samples.
 
     Raises
     ------
@@ -72,7 +72,7 @@ def fit(
 
 
 def make_optimizer(model: nn.Module, config: MethodConfig, learning_rate: float) -> torch.optim.Optimizer:
-    """Return the config's optimiser over the parameters that are trained."""
+    """Return the config's optimiser over the trainable parameters."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     if config.optimizer == "sgd":
         return torch.optim.SGD(
@@ -83,10 +83,9 @@ def make_optimizer(model: nn.Module, config: MethodConfig, learning_rate: float)
 
 @contextmanager
 def batchnorm_frozen(model: nn.Module, *, when: bool = True) -> Iterator[None]:
-    """Let BatchNorm use its running statistics, and leave them alone, inside the block.
+    """Let BatchNorm use its running statistics, without a change to them, inside the block.
 
-    Needed where a batch has a single sample, on which BatchNorm cannot train, and where what passes through
-    the model is not training data.
+    For a batch of a single sample, on which BatchNorm cannot train, and for inputs that are not training data.
     """
     layers = _training_batchnorms(model)
     if not when or not layers:
@@ -103,7 +102,7 @@ def batchnorm_frozen(model: nn.Module, *, when: bool = True) -> Iterator[None]:
 
 @contextmanager
 def running_statistics_kept(model: nn.Module) -> Iterator[None]:
-    """Let BatchNorm in training mode use a batch's statistics, and leave the running ones, inside the block."""
+    """Let BatchNorm in training mode use a batch's statistics, without a change to the running ones."""
     layers = [layer for layer in _training_batchnorms(model) if layer.track_running_stats]
     for layer in layers:
         layer.track_running_stats = False

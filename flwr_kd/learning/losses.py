@@ -1,4 +1,4 @@
-"""Losses and soft targets that the methods share, as pure functions on tensors."""
+"""Losses and soft targets, as pure functions on tensors."""
 
 from __future__ import annotations
 
@@ -45,8 +45,9 @@ def soft_targets(logits: Tensor, temperature: float) -> Tensor:
 def kl_divergence(teacher: Tensor, student_logits: Tensor, temperature: float = 1.0) -> Tensor:
     r"""Return the mean over rows of :math:`KL(p \,\|\, softmax(z / T))`.
 
-    The mean is over rows, not over elements: ``nn.KLDivLoss()`` with its default reduction is C times smaller.
-    There is no factor :math:`T^2`; a method that wants Hinton's puts it in itself.
+    The mean is over rows, as in ``F.kl_div(..., reduction="batchmean")``; with the default reduction of PyTorch the
+    value is C times smaller. In addition, shapes are not broadcast, and no rows give 0, not NaN. There is no factor
+    :math:`T^2`; a method that needs Hinton's multiplies by it.
 
     Parameters
     ----------
@@ -55,7 +56,7 @@ def kl_divergence(teacher: Tensor, student_logits: Tensor, temperature: float = 
     student_logits : Tensor
         ``[N, C]``.
     temperature : float
-        Applied to the student's logits.
+        Of the student's softmax.
 
     Returns
     -------
@@ -67,7 +68,9 @@ def kl_divergence(teacher: Tensor, student_logits: Tensor, temperature: float = 
     ValueError
         If the shapes differ or the temperature is not positive and finite.
     """
-    _check_rows(teacher, student_logits)
+    if teacher.ndim != 2 or teacher.shape != student_logits.shape:
+        shapes = f"{list(teacher.shape)} and {list(student_logits.shape)}"
+        raise ValueError(f"teacher and student must both be [N, C], got {shapes}")
     _check_temperature(temperature)
     student = F.log_softmax(student_logits / temperature, dim=-1)
     total = F.kl_div(student, teacher, reduction="sum")
@@ -82,7 +85,7 @@ def safe_norm(x: Tensor, dim: int = -1) -> Tensor:
     x : Tensor
         ``[..., D]``.
     dim : int
-        The axis that is summed over.
+        The axis of the norm.
 
     Returns
     -------
@@ -98,17 +101,10 @@ def safe_norm(x: Tensor, dim: int = -1) -> Tensor:
     """
     squared = x.square().sum(dim=dim)
     zero = squared == 0
-    # The root's gradient is infinite at 0, and infinity times 0 is NaN: keep 0 out of the root itself.
+    # The gradient of the square root at 0 is infinite, and infinity times 0 is NaN: compute it of 1 there.
     return torch.where(zero, torch.ones_like(squared), squared).sqrt().masked_fill(zero, 0.0)
 
 
 def _check_temperature(temperature: float) -> None:
     if not (math.isfinite(temperature) and temperature > 0):
         raise ValueError(f"temperature must be positive and finite, got {temperature}")
-
-
-def _check_rows(teacher: Tensor, student_logits: Tensor) -> None:
-    if teacher.ndim != 2 or teacher.shape != student_logits.shape:
-        raise ValueError(
-            f"teacher and student must both be [N, C], got {list(teacher.shape)} and {list(student_logits.shape)}"
-        )

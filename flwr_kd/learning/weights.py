@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-__all__ = ["check_finite_weights", "get_weights", "load_weights", "size_of"]
+__all__ = ["by_prefix", "check_finite_weights", "get_weights", "load_weights", "size_of", "with_prefix"]
 
 NDArray = npt.NDArray[Any]
+V = TypeVar("V")
 
 
 def get_weights(model: nn.Module) -> dict[str, NDArray]:
@@ -68,3 +69,25 @@ def size_of(tensors: Mapping[str, Tensor]) -> int:
     36
     """
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+
+
+def with_prefix(prefix: str, arrays: Mapping[str, V]) -> dict[str, V]:
+    """Return arrays under ``prefix/name``, so that several models fit into one mapping.
+
+    >>> with_prefix("z", {"bias": 1})
+    {'z/bias': 1}
+    """
+    return {f"{prefix}/{name}": value for name, value in arrays.items()}
+
+
+def by_prefix(arrays: Mapping[str, V]) -> dict[str, dict[str, V]]:
+    """Return the arrays of each prefix; the counterpart of :func:`with_prefix`.
+
+    >>> by_prefix({"z/bias": 1, "0/bias": 2, "0/norm/weight": 3})
+    {'z': {'bias': 1}, '0': {'bias': 2, 'norm/weight': 3}}
+    """
+    parts: dict[str, dict[str, V]] = {}
+    for key, value in arrays.items():
+        prefix, _, name = key.partition("/")
+        parts.setdefault(prefix, {})[name] = value
+    return parts

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any, Generic, TypeVar
 
 import torch
 from flwr.app import ConfigRecord
@@ -17,7 +17,7 @@ from flwr_kd.learning.batches import Batches
 from flwr_kd.learning.loop import fit, make_optimizer
 from flwr_kd.learning.losses import kl_divergence, soft_targets
 from flwr_kd.learning.weights import check_finite_weights
-from flwr_kd.public_data.config import PublicKnowledgeConfig
+from flwr_kd.public_data.config import PublicConfigT, PublicKnowledgeConfig
 from flwr_kd.public_data.messages import (
     PublicRows,
     PublicRowsTargets,
@@ -27,25 +27,27 @@ from flwr_kd.public_data.messages import (
     pack_predictions,
     unpack_predictions,
 )
-from flwr_kd.transport.payload import Payload, PayloadError
+from flwr_kd.transport.payload import PayloadError
 
 __all__ = ["PublicKnowledgeClient"]
 
 _STATE_KEY = "flwr-kd.public"
+RowsT = TypeVar("RowsT", bound=PublicRows | PublicRowsTargets)
+SamplesT = TypeVar("SamplesT", bound=PublicSamples | PublicSamplesTargets)
 
 
-class PublicKnowledgeClient(KDClient):
-    """Base of the clients of :class:`PublicKnowledgeStrategy`; complete as it is.
+class PublicKnowledgeClient(KDClient[PublicConfigT], Generic[PublicConfigT]):
+    """Base of the client halves of methods that exchange soft predictions; it can be used without a subclass.
 
     The model stays at the client. For the other parameters see :class:`flwr_kd.KDClient`.
 
     Parameters
     ----------
     public_set : Dataset or DataLoader, optional
-        The public data, map-style, the same in the same order at every client; labels are not looked at. Not
-        needed with ``public-at=server``.
+        The public data, map-style, the same in the same order at every client; labels are ignored. Not needed with
+        ``public-at=server``.
     public_input_key : str, optional
-        Key of the inputs in its dict items, where it cannot be guessed; ``input_key`` if None.
+        Key of the inputs in dict items, where it cannot be guessed; ``input_key`` if None.
 
     Raises
     ------
@@ -67,48 +69,50 @@ class PublicKnowledgeClient(KDClient):
         self.public_input_key = public_input_key or self.train_batches.input_key
         self.public_batches: Batches | None = None
         if public_set is not None:
-            self.public_batches = self._public(public_set)
+            self.public_batches = self._unlabelled(public_set)
             check_samples(self.public_batches, "public_set")
 
     def properties(self) -> dict[str, bool | int | float | str | bytes]:
         """Return size and digest of the public data."""
         if self.public_batches is None:
             return {}
-        return {"num-public-examples": len(self.public_batches), "public-digest": self._digest()}
+        digest = self._digest(self.public_batches)
+        return {"num-public-examples": len(self.public_batches), "public-digest": digest}
 
-    def prepare(self, task: Task) -> None:
-        """Do what comes before a client's first training in a run; nothing by default."""
+    def prepare(self, task: Task[PublicConfigT]) -> None:
+        """Prepare a model that was not trained in this run; nothing by default."""
 
-    def phase_train(self, task: Task) -> Answer:
-        """Train on the local data, and predict the public samples that the server names.
+    def phase_train(self, task: Task[PublicConfigT]) -> Answer:
+        """Train on the local data, and predict the public samples that the server has drawn.
 
         Raises
         ------
         ConfigError
             If the model does not take them; before any training.
         """
-        samples, rows, _ = self._asked(task, PublicRows, PublicSamples)
+        samples, rows = self._drawn(self._read(task, PublicRows, PublicSamples))
         try_model(self.model, samples, self.device, what="public data", called="model")
         if not self.load_own():
             self.prepare(task)
         metrics = {"train-loss": self.train(task, self.objective(task))}
-        config = cast(PublicKnowledgeConfig, task.config)
-        payload = SoftPredictions(pack_predictions(self.predict(samples, rows, config), config.precision))
-        # Only now: a model without finite predictions must not be the next round's.
+        predictions = self.predict(samples, rows, task.config)
+        payload = SoftPredictions(pack_predictions(predictions, task.config.precision))
+        # Not before the predictions: a model without finite ones must not be kept for the next round.
         self.keep()
         return Answer(payload=payload, num_examples=len(self.train_batches), metrics=metrics)
 
-    def phase_distill(self, task: Task) -> Answer:
-        """Learn the targets for the public samples, and measure.
+    def phase_distill(self, task: Task[PublicConfigT]) -> Answer:
+        """Train on the targets for the public samples, and measure.
 
         Raises
         ------
         StateError
-            If the model of this round's training is not there.
+            If the model of this round's training is missing.
         FloatingPointError
-            If the distillation leads beyond all numbers. The model of before is kept.
+            If the loss or the weights are no longer finite. The model stays what it was before the phase.
         """
-        samples, rows, message = self._asked(task, PublicRowsTargets, PublicSamplesTargets)
+        message = self._read(task, PublicRowsTargets, PublicSamplesTargets)
+        samples, rows = self._drawn(message)
         self.load_trained()
         self.distil(task, samples, rows, unpack_predictions(message.targets))
         check_finite_weights(self.model, option="distill-learning-rate")
@@ -122,19 +126,20 @@ class PublicKnowledgeClient(KDClient):
         """Return soft predictions ``[K, C]`` at the config's temperature, in eval mode, on the CPU."""
         self.model.eval()
         batches = samples.ordered(config.public_batch_size, rows)
-        found = [soft_targets(self.model(x.to(self.device)), config.temperature).cpu() for x, _ in batches]
-        return torch.cat(found)
+        return torch.cat(
+            [soft_targets(self.model(x.to(self.device)), config.temperature).cpu() for x, _ in batches]
+        )
 
-    def distil(self, task: Task, samples: Batches, rows: Tensor, targets: Tensor) -> None:
+    def distil(self, task: Task[PublicConfigT], samples: Batches, rows: Tensor, targets: Tensor) -> None:
         """Minimise the divergence KL(target ‖ prediction) on public samples (KT-pFL, equation 6).
 
-        In eval mode: BatchNorm's running statistics are those of the client's own data, and stay; a client whose
-        target is its own prediction has nothing to learn.
+        The model is in eval mode: BatchNorm's running statistics stay those of the client's own data, and a target
+        that equals the client's own prediction has no gradient.
 
         Parameters
         ----------
         task : Task
-            Its config and generators.
+            With the config and the random generators.
         samples : Batches
             The public data.
         rows : Tensor
@@ -142,7 +147,7 @@ class PublicKnowledgeClient(KDClient):
         targets : Tensor
             ``[K, C]``, a distribution for each.
         """
-        config = cast(PublicKnowledgeConfig, task.config)
+        config = task.config
         rate = config.distill_learning_rate * config.decay_at(task.server_round)
         optimizer = make_optimizer(self.model, config, rate)
         order = task.generator("public-order")
@@ -164,44 +169,54 @@ class PublicKnowledgeClient(KDClient):
 
     # ------------------------------------------------------------------ the public data
 
-    def _public(self, source: Dataset[Any] | DataLoader[Any]) -> Batches:
+    def _unlabelled(self, source: Dataset[Any] | DataLoader[Any]) -> Batches:
         key = self.public_input_key
         return Batches(source, num_classes=self.num_classes, input_key=key, labelled=False)
 
-    def _asked(
-        self, task: Task, by_rows: type[Payload], by_samples: type[Payload]
-    ) -> tuple[Batches, Tensor, Any]:
-        """Return the samples that the server means, their rows, and the whole message.
+    def _read(
+        self, task: Task[PublicConfigT], by_rows: type[RowsT], by_samples: type[SamplesT]
+    ) -> RowsT | SamplesT:
+        """Return the server's message, with samples if they are at the server; PayloadError without one."""
+        message: RowsT | SamplesT | None
+        if task.config.public_at == "server":
+            message = task.read(by_samples, C=self.num_classes)
+        else:
+            message = task.read(by_rows, C=self.num_classes)
+        if message is None:
+            raise PayloadError(f"phase {task.phase!r} came without its payload")
+        return message
+
+    def _drawn(
+        self, message: PublicRows | PublicRowsTargets | PublicSamples | PublicSamplesTargets
+    ) -> tuple[Batches, Tensor]:
+        """Return the public data, and the rows of the samples that the server has drawn from it.
 
         Raises
         ------
         PayloadError
-            If there is no message, or the client's public data is not the server's.
+            If the client has no public data, or another set than the server's.
         """
-        server = cast(PublicKnowledgeConfig, task.config).public_at == "server"
-        message: Any = task.read(by_samples if server else by_rows, C=self.num_classes)
-        if message is None:
-            raise PayloadError(f"phase {task.phase!r} came without its payload")
-        if server:
-            samples = self._public(TensorDataset(torch.from_numpy(message.samples.copy())))
-            return samples, torch.arange(len(samples)), message
+        if isinstance(message, PublicSamples | PublicSamplesTargets):
+            samples = self._unlabelled(TensorDataset(torch.from_numpy(message.samples.copy())))
+            return samples, torch.arange(len(samples))
         if self.public_batches is None:
             raise PayloadError("the server names public samples, but this client has no public_set")
-        if isinstance(message, PublicRows) and message.digest != self._digest():
+        if isinstance(message, PublicRows) and message.digest != (
+            digest := self._digest(self.public_batches)
+        ):
             raise PayloadError(
-                f"this client's public data is another: digest {self._digest()[:12]}, the server's is "
-                f"{message.digest[:12]}"
+                f"this client's public data is another: digest {digest[:12]}, the server's is {message.digest[:12]}"
             )
         rows, last = torch.from_numpy(message.rows.copy()), len(self.public_batches) - 1
         if len(rows) and int(rows[-1]) > last:
             raise PayloadError(f"rows must be within 0..{last}, got {int(rows[-1])}")
-        return self.public_batches, rows, message
+        return self.public_batches, rows
 
-    def _digest(self) -> str:
-        """Return the public data's digest, made once in a run: a client is built anew for every message."""
+    def _digest(self, samples: Batches) -> str:
+        """Return the public data's digest, computed once in a run, since each message has a client of its own."""
         known = self.context.state.config_records.get(_STATE_KEY)
         if known is None:
-            digest = digest_of(cast(Batches, self.public_batches))
+            digest = digest_of(samples)
             self.context.state[_STATE_KEY] = ConfigRecord({"digest": digest})
             return digest
         return str(known["digest"])

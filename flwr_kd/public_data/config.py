@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from typing_extensions import TypeVar
+
 from flwr_kd.config import MethodConfig, hyper
 
-__all__ = ["PublicKnowledgeConfig"]
+__all__ = ["PRECISIONS", "REDUCTIONS", "PublicConfigT", "PublicKnowledgeConfig"]
 
 PRECISIONS = ("float32", "float16", "uint8")
 REDUCTIONS = ("sum", "mean")
@@ -14,7 +16,7 @@ REDUCTIONS = ("sum", "mean")
 
 @dataclass(frozen=True, kw_only=True)
 class PublicKnowledgeConfig(MethodConfig):
-    """Methods that exchange soft predictions on public data, with the values of KT-pFL's experiments (its B.2)."""
+    """Methods that exchange soft predictions on public data; the defaults are those of KT-pFL's appendix B.2."""
 
     local_epochs: int = hyper(20, "E, passes over the client's training data per round", ge=1)
     batch_size: int = hyper(128, "samples per batch of the client's own data", ge=1)
@@ -37,3 +39,9 @@ class PublicKnowledgeConfig(MethodConfig):
         "sum", "whether the divergence is summed over public samples, or their mean", choices=REDUCTIONS
     )
     precision: str = hyper("float32", "how soft predictions travel", choices=PRECISIONS)
+
+
+PublicConfigT = TypeVar(
+    "PublicConfigT", bound=PublicKnowledgeConfig, default=PublicKnowledgeConfig, covariant=True
+)
+"""The config class of a method that exchanges soft predictions."""

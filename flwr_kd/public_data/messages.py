@@ -1,13 +1,15 @@
-"""Knowledge exchange on public data: clients predict the same samples, and learn what the server makes of it.
+"""What travels in methods that exchange soft predictions on public data.
 
 A round has two phases. ``train``: the server draws public samples, a client trains on its own data and predicts
-them. ``distill``: each client gets a target for each of the samples, and learns it. Models may differ, and stay at
-the clients. A method says what the targets are: :meth:`PublicKnowledgeStrategy.targets`.
+them. ``distill``: each client gets a target for each of the samples, and trains on it. Models may be heterogeneous,
+and stay at the clients. A method defines the targets:
+:meth:`flwr_kd.public_data.server.PublicKnowledgeStrategy.targets`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +17,6 @@ import torch
 from torch import Tensor
 
 from flwr_kd.public_data.config import PRECISIONS
-from flwr_kd.server.records import NDArray
 from flwr_kd.transport.payload import Payload, PayloadError, array
 
 __all__ = [
@@ -25,24 +26,27 @@ __all__ = [
     "PublicSamples",
     "PublicSamplesTargets",
     "SoftPredictions",
+    "count_of",
     "pack_predictions",
     "unpack_predictions",
+    "with_targets",
 ]
 
+NDArray = npt.NDArray[Any]
 _SUM_TOLERANCE = 0.02
 SMALLER = "a smaller public-samples, or precision=float16 or uint8"
 
 
 @dataclass(frozen=True, eq=False)
 class PublicRows(Payload, schema="public.rows", version=2, hint="a smaller public-samples"):
-    """What a client is to predict: positions in the public data that it has itself.
+    """The samples that a client must predict, as positions in its own copy of the public data.
 
     Attributes
     ----------
     rows : ndarray
         ``[K]``, ascending.
     digest : str
-        Of the public data, see :func:`digest_of`.
+        Of the public data; see :func:`flwr_kd.distillation.samples.digest_of`.
     """
 
     rows: npt.NDArray[np.int64] = array("int64", "K", positions=True)
@@ -51,27 +55,27 @@ class PublicRows(Payload, schema="public.rows", version=2, hint="a smaller publi
 
 @dataclass(frozen=True, eq=False)
 class PublicSamples(Payload, schema="public.samples", version=1, hint="a smaller public-samples"):
-    """What a client is to predict: the samples themselves, ``[K, ...]``."""
+    """The samples that a client must predict, ``[K, ...]``."""
 
     samples: NDArray = array("*", "K ...")
 
 
 @dataclass(frozen=True, eq=False)
 class SoftPredictions(Payload, schema="public.soft-predictions", version=1, hint=SMALLER):
-    """A client's soft predictions of the samples that it was sent, ``[K, C]``; see :func:`pack_predictions`."""
+    """A client's soft predictions of these samples, ``[K, C]``; see :func:`pack_predictions`."""
 
     predictions: NDArray = array("float32|float16|uint8", "K C")
 
     def check(self) -> None:
-        """Refuse what are no distributions."""
+        """Refuse rows that are no distributions."""
         _check_distributions(self.predictions, f"{self.schema}: field 'predictions'")
 
 
 @dataclass(frozen=True, eq=False)
 class PublicRowsTargets(Payload, schema="public.rows-targets", version=2, hint=SMALLER):
-    """What a client is to learn: the positions of :class:`PublicRows` again, and a target ``[K, C]`` for each.
+    """The positions of :class:`PublicRows`, and a target ``[K, C]`` for each.
 
-    Without a digest: the client has compared it in the round's first phase.
+    There is no digest, which the client has compared in the round's first phase.
     """
 
     rows: npt.NDArray[np.int64] = array("int64", "K", positions=True)
@@ -80,17 +84,31 @@ class PublicRowsTargets(Payload, schema="public.rows-targets", version=2, hint=S
 
 @dataclass(frozen=True, eq=False)
 class PublicSamplesTargets(Payload, schema="public.samples-targets", version=1, hint=SMALLER):
-    """What a client is to learn, with samples: :class:`PublicSamples` and a target ``[K, C]`` for each."""
+    """The samples of :class:`PublicSamples`, and a target ``[K, C]`` for each."""
 
     samples: NDArray = array("*", "K ...")
     targets: NDArray = array("float32|float16|uint8", "K C")
 
 
-def pack_predictions(probabilities: Tensor, precision: str) -> NDArray:
-    """Return distributions ``[K, C]`` as they travel.
+def with_targets(
+    message: PublicRows | PublicSamples, targets: NDArray
+) -> PublicRowsTargets | PublicSamplesTargets:
+    """Return the second phase's message, from the first phase's and packed targets ``[K, C]``."""
+    if isinstance(message, PublicRows):
+        return PublicRowsTargets(rows=message.rows, targets=targets)
+    return PublicSamplesTargets(samples=message.samples, targets=targets)
 
-    ``uint8`` holds shares of each row's largest probability in 255 steps, so that flat distributions, as a high
-    temperature makes them, keep their differences, too.
+
+def count_of(message: PublicRows | PublicSamples) -> int:
+    """Return K, the number of samples in a message."""
+    return len(message.rows if isinstance(message, PublicRows) else message.samples)
+
+
+def pack_predictions(probabilities: Tensor, precision: str) -> NDArray:
+    """Return distributions ``[K, C]`` in the message's dtype.
+
+    ``uint8`` stores each probability as a share of its row's largest one, in 255 steps, so that the differences
+    within a flat distribution, as from a high temperature, are kept.
 
     Raises
     ------
@@ -111,13 +129,13 @@ def pack_predictions(probabilities: Tensor, precision: str) -> NDArray:
 
 
 def unpack_predictions(packed: NDArray) -> Tensor:
-    """Return what :func:`pack_predictions` packed, float32 ``[K, C]``, each row divided by its sum.
+    """Return packed distributions as float32 ``[K, C]``, each row divided by its sum.
 
     >>> unpack_predictions(np.uint8([[255, 0, 0], [255, 255, 0]])).tolist()
     [[1.0, 0.0, 0.0], [0.5, 0.5, 0.0]]
     """
-    found = torch.from_numpy(packed.astype(np.float32))
-    return found / found.sum(dim=1, keepdim=True)
+    rows = torch.from_numpy(packed.astype(np.float32))
+    return rows / rows.sum(dim=1, keepdim=True)
 
 
 def _check_distributions(values: NDArray, where: str) -> None:

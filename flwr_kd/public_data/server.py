@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Generic
 
 import numpy as np
 import torch
@@ -14,16 +14,16 @@ from torch.utils.data import DataLoader, Dataset
 from flwr_kd.checks import ConfigError
 from flwr_kd.distillation.samples import check_samples, digest_of
 from flwr_kd.learning.batches import Batches
-from flwr_kd.public_data.config import PublicKnowledgeConfig
+from flwr_kd.public_data.config import PublicConfigT, PublicKnowledgeConfig
 from flwr_kd.public_data.messages import (
     SMALLER,
     PublicRows,
-    PublicRowsTargets,
     PublicSamples,
-    PublicSamplesTargets,
     SoftPredictions,
+    count_of,
     pack_predictions,
     unpack_predictions,
+    with_targets,
 )
 from flwr_kd.seeding import numpy_generator
 from flwr_kd.server.records import Node, Outgoing, Reply
@@ -33,7 +33,7 @@ from flwr_kd.transport.payload import Payload, PayloadError
 __all__ = ["PublicKnowledgeStrategy"]
 
 
-class PublicKnowledgeStrategy(KDStrategy):
+class PublicKnowledgeStrategy(KDStrategy[PublicConfigT, SoftPredictions], Generic[PublicConfigT]):
     """Base of methods whose clients exchange soft predictions on public data.
 
     No weights are exchanged: ``initial_arrays`` may be empty and is not sent. There is no global model.
@@ -43,8 +43,8 @@ class PublicKnowledgeStrategy(KDStrategy):
     config : PublicKnowledgeConfig, optional
         The hyper-parameters.
     public_set : Dataset or DataLoader, optional
-        The public data, map-style; labels are not looked at. Needed with ``public-at=server``. Else it lies at
-        the clients: given here too, it decides which set that must be; not given, the set that most of them have.
+        The public data, map-style; labels are ignored. Needed with ``public-at=server``. Otherwise the clients have
+        it, and must have this set; if it is not given here, the set that most of them have.
     input_key : str, optional
         Key of the inputs in dict items, where it cannot be guessed.
     **options
@@ -55,7 +55,7 @@ class PublicKnowledgeStrategy(KDStrategy):
     ConfigError
         If an option or a hyper-parameter is not allowed.
     DatasetError
-        If the public data is empty, has no order of its own, or does not go into batches.
+        If the public data is empty, comes from a loader with a sampler, or does not fit into batches.
     """
 
     config_class = PublicKnowledgeConfig
@@ -66,7 +66,7 @@ class PublicKnowledgeStrategy(KDStrategy):
 
     def __init__(
         self,
-        config: PublicKnowledgeConfig | None = None,
+        config: PublicConfigT | None = None,
         *,
         public_set: Dataset[Any] | DataLoader[Any] | None = None,
         input_key: str | None = None,
@@ -74,38 +74,35 @@ class PublicKnowledgeStrategy(KDStrategy):
     ) -> None:
         super().__init__(config, **options)
         self._samples: Batches | None = None
-        self._own = ("", 0)
+        self._digest = ""
         if public_set is not None:
             self._samples = Batches(public_set, num_classes=0, input_key=input_key, labelled=False)
             check_samples(self._samples, "public_set")
-            self._own = (digest_of(self._samples), len(self._samples))
-        elif self.public.public_at == "server":
+            self._digest = digest_of(self._samples)
+        elif self.config.public_at == "server":
             raise ConfigError("public-at=server needs public_set, got none")
         self._sample_bytes = 8
-        if self._samples is not None and self.public.public_at == "server":
+        if self._samples is not None and self.config.public_at == "server":
             first = self._samples.example()
             self._sample_bytes = first.numel() * first.element_size()
-        self._round: dict[str, Any] = {}
+        self._drawn: PublicRows | PublicSamples = PublicRows(np.empty(0, dtype=np.int64))
         self._targets: dict[int, Tensor] = {}
-
-    @property
-    def public(self) -> PublicKnowledgeConfig:
-        """The hyper-parameters."""
-        return cast(PublicKnowledgeConfig, self.config)
 
     # ------------------------------------------------------------------ hooks for a method's author
 
-    def targets(self, server_round: int, replies: list[Reply], predictions: Tensor) -> Tensor:
-        """Return what each client is to learn.
+    def targets(
+        self, server_round: int, replies: list[Reply[SoftPredictions]], predictions: Tensor
+    ) -> Tensor:
+        """Return each client's targets for the round's public samples.
 
         Parameters
         ----------
         server_round : int
             From 1.
         replies : list of Reply
-            In the order of partition ids; their payloads have been read.
+            In the order of partition ids.
         predictions : Tensor
-            ``[N, K, C]``, float32: their soft predictions of the round's public samples.
+            ``[N, K, C]``, float32: the clients' soft predictions of these samples.
 
         Returns
         -------
@@ -116,10 +113,10 @@ class PublicKnowledgeStrategy(KDStrategy):
 
     def accept_node(self, node: Node) -> str | None:
         """Refuse a client with another number of classes or other public data."""
-        classes = self.common(lambda each: each.num_classes, node)
+        classes = self.common(lambda other: other.num_classes, node)
         if node.num_classes != classes or classes < 2:
             return f"{node.num_classes} classes, expected {max(classes, 2)}"
-        if self.public.public_at == "clients":
+        if self.config.public_at == "clients":
             if not node.num_public or not node.public_digest:
                 return "it has no public data: give its client public_set, or set public-at=server"
             digest, count = self._public_set(node)
@@ -128,7 +125,8 @@ class PublicKnowledgeStrategy(KDStrategy):
                     f"its public data is another: {node.num_public} samples with digest {node.public_digest[:12]}, "
                     f"expected {count} with {digest[:12]}; samples, order and transforms must be the same"
                 )
-        size = self._drawn(node) * (classes * np.dtype(self.public.precision).itemsize + self._sample_bytes)
+        row = classes * np.dtype(self.config.precision).itemsize + self._sample_bytes
+        size = self._number_drawn(node) * row
         if size > self.max_payload_bytes:
             return (
                 f"what it is sent has {size:,} bytes, max_payload_bytes is {self.max_payload_bytes:,}; "
@@ -139,70 +137,65 @@ class PublicKnowledgeStrategy(KDStrategy):
     def configure_phase(
         self, phase: str, server_round: int, nodes: list[Node], arrays: ArrayRecord | None
     ) -> Iterable[Outgoing]:
-        """Send which public samples to predict, and in the second phase each client its own targets."""
+        """Send the public samples to predict, and in the second phase each client its own targets."""
         if phase == self.phases[0]:
-            self._draw_samples(server_round, nodes[0])
-            payload = (PublicRows if "rows" in self._round else PublicSamples)(**self._round)
-            return [Outgoing(node, payload=payload) for node in nodes]
-        kind = PublicRowsTargets if "rows" in self._round else PublicSamplesTargets
-        shared = {name: value for name, value in self._round.items() if name != "digest"}
+            self._drawn = self._draw_samples(server_round, nodes[0])
+            return [Outgoing(node, payload=self._drawn) for node in nodes]
+        targets = (pack_predictions(self._targets[node.key], self.config.precision) for node in nodes)
         return [
-            Outgoing(
-                node,
-                payload=kind(
-                    **shared, targets=pack_predictions(self._targets[node.key], self.public.precision)
-                ),
-            )
-            for node in nodes
+            Outgoing(node, payload=with_targets(self._drawn, packed))
+            for node, packed in zip(nodes, targets, strict=True)
         ]
 
     def payload_dims(self, phase: str, node: Node) -> Mapping[str, int]:
-        """Return K, as many as were drawn, and C."""
-        return {"K": len(next(iter(self._round.values()))), "C": node.num_classes}
+        """Return K, the number of drawn samples, and C."""
+        return {"K": count_of(self._drawn), "C": node.num_classes}
 
-    def check_reply(self, phase: str, reply: Reply) -> None:
-        """Refuse another precision than the one asked for."""
-        if reply.payload is None:
+    def check_reply(self, phase: str, reply: Reply[SoftPredictions]) -> None:
+        """Refuse another precision than the config's."""
+        if phase not in self.reply_payloads:
             return
-        got = cast(SoftPredictions, reply.payload).predictions.dtype.name
-        if got != self.public.precision:
-            raise PayloadError(f"soft predictions came as {got}, asked for was {self.public.precision}")
+        got = reply.payload.predictions.dtype.name
+        if got != self.config.precision:
+            raise PayloadError(f"soft predictions came as {got}, asked for was {self.config.precision}")
 
     def aggregate_phase(
-        self, phase: str, server_round: int, replies: Iterable[Reply], arrays: ArrayRecord | None
+        self,
+        phase: str,
+        server_round: int,
+        replies: Iterable[Reply[SoftPredictions]],
+        arrays: ArrayRecord | None,
     ) -> ArrayRecord | None:
-        """Make the targets of those who predicted."""
+        """Compute the targets of the clients that predicted."""
         if phase != self.phases[0]:
             self._targets = {}
             return None
         replies = list(replies)
-        packed = (cast(SoftPredictions, reply.payload).predictions for reply in replies)
-        predictions = torch.stack([unpack_predictions(each) for each in packed])
-        found = self.targets(server_round, replies, predictions)
-        self._targets = {reply.node.key: each for reply, each in zip(replies, found, strict=True)}
+        predictions = torch.stack([unpack_predictions(reply.payload.predictions) for reply in replies])
+        targets = self.targets(server_round, replies, predictions)
+        self._targets = {reply.node.key: target for reply, target in zip(replies, targets, strict=True)}
         return None
 
     # ------------------------------------------------------------------ the public data
 
     def _public_set(self, node: Node) -> tuple[str, int]:
-        """Return digest and size of the public data that is used."""
+        """Return digest and size of the public data: the server's own, else the one that most clients have."""
         if self._samples is not None:
-            return self._own
+            return self._digest, len(self._samples)
         return self.common(
-            lambda each: (each.public_digest, each.num_public),
+            lambda other: (other.public_digest, other.num_public),
             node,
-            among=lambda each: bool(each.public_digest and each.num_public),
+            among=lambda other: bool(other.public_digest and other.num_public),
         )
 
-    def _drawn(self, node: Node) -> int:
-        return min(self.public.public_samples, self._public_set(node)[1])
+    def _number_drawn(self, node: Node) -> int:
+        return min(self.config.public_samples, self._public_set(node)[1])
 
-    def _draw_samples(self, server_round: int, node: Node) -> None:
+    def _draw_samples(self, server_round: int, node: Node) -> PublicRows | PublicSamples:
         digest, count = self._public_set(node)
         rng = numpy_generator(self.seed, "public", server_round)
-        rows = np.sort(rng.choice(count, size=self._drawn(node), replace=False)).astype(np.int64)
-        if self.public.public_at == "clients":
-            self._round = {"rows": rows, "digest": digest}
-            return
-        chosen = cast(Batches, self._samples).ordered(256, torch.from_numpy(rows))
-        self._round = {"samples": torch.cat([x for x, _ in chosen]).numpy()}
+        rows = np.sort(rng.choice(count, size=self._number_drawn(node), replace=False)).astype(np.int64)
+        if self._samples is None or self.config.public_at == "clients":
+            return PublicRows(rows, digest)
+        chosen = self._samples.ordered(256, torch.from_numpy(rows))
+        return PublicSamples(torch.cat([x for x, _ in chosen]).numpy())

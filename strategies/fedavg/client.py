@@ -4,4 +4,4 @@ from flwr_kd.client.client import KDClient
 
 
 class FedAvgClient(KDClient):
-    """Cross-entropy on the local data; the base class does the rest."""
+    """Trains on cross-entropy on the local data, which the base class implements."""

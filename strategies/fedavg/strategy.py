@@ -4,8 +4,8 @@ from flwr_kd.server.strategy import KDStrategy
 
 
 class FedAvg(KDStrategy):
-    """Federated averaging (McMahan et al., AISTATS 2017); the base class does all of it.
+    """Federated averaging (McMahan et al., AISTATS 2017), which the base class implements.
 
-    The mean is Flower's ``FedAvg``'s, up to rounding: summed in float64, one answer at a time. For parameters, see
-    :class:`flwr_kd.KDStrategy`.
+    The mean equals that of Flower's ``FedAvg`` up to rounding: it is summed in float64, one reply at a time. For
+    parameters, see :class:`flwr_kd.KDStrategy`.
     """

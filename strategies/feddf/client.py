@@ -1,34 +1,32 @@
 """FedDF's client half: local training, as in FedAvg; pFedDF's fine-tunes after the last round."""
 
-from typing import cast
-
 from flwr_kd.client.client import KDClient
 from flwr_kd.client.task import Answer, Task
 
 from .config import FedDFConfig, PFedDFConfig
 
 
-class FedDFClient(KDClient):
-    """Cross-entropy on the local data; the distillation is the server's."""
+class FedDFClient(KDClient[FedDFConfig]):
+    """Trains on cross-entropy on the local data; the server distils."""
 
     config_class = FedDFConfig
 
 
-class PFedDFClient(FedDFClient):
-    """Cross-entropy on the local data, and in the end a personal model: the last prototype, fine-tuned.
+class PFedDFClient(KDClient[PFedDFConfig]):
+    """Trains on cross-entropy on the local data; at the end it fine-tunes the last prototype to a personal model.
 
-    That one stays at the client, in ``context.state`` or its ``state-dir``; see
+    The personal model stays at the client, in ``context.state`` or its ``state-dir``; see
     :class:`flwr_kd.PersonalState`.
     """
 
     config_class = PFedDFConfig
 
-    def phase_finetune(self, task: Task) -> Answer:
-        """Train on from the last prototype, measure, and keep the model; only numbers are sent.
+    def phase_finetune(self, task: Task[PFedDFConfig]) -> Answer:
+        """Fine-tune the last prototype, measure it, and keep it; only metrics are sent.
 
         With ``finetune-epochs=0`` the model is the prototype itself, and there is no ``finetune-loss``.
         """
-        config, metrics = cast(PFedDFConfig, task.config), {}
+        config, metrics = task.config, {}
         self.load(task)
         if config.finetune_epochs:
             loss = self.train(task, self.objective(task), epochs=config.finetune_epochs)

@@ -8,7 +8,7 @@ from flwr_kd.distillation.config import AVERAGES, DistillationConfig
 
 @dataclass(frozen=True, kw_only=True)
 class FedDFConfig(DistillationConfig):
-    """FedDF with the values of FedHEAD's comparison (its H.1)."""
+    """FedDF with the values of FedHEAD's comparison (its appendix H.1)."""
 
     server_epochs: int = hyper(20, "n_g, most passes over the public data per round", ge=1)
     average: str = hyper(
@@ -18,6 +18,6 @@ class FedDFConfig(DistillationConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class PFedDFConfig(FedDFConfig):
-    """FedDF's values, and how long each client fine-tunes; KT-pFL's paper says "several epochs"."""
+    """pFedDF: FedDF's values, and epochs of fine-tuning, for which KT-pFL's paper says "several"."""
 
     finetune_epochs: int = hyper(20, "passes over the client's training data after the last round", ge=0)

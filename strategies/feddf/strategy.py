@@ -1,10 +1,10 @@
-"""FedDF's server half: the mean of the models, then distillation of all of them into it; pFedDF's: in groups."""
+"""FedDF's server half: the ensemble of the clients' models is distilled into their mean; pFedDF's, by groups."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from logging import WARNING
-from typing import Any, cast
+from typing import Any
 
 import torch
 from flwr.app import ArrayRecord
@@ -16,7 +16,7 @@ from flwr_kd.checks import ConfigError
 from flwr_kd.distillation.server import DistillingStrategy, Group, ServerDistiller, distil_groups
 from flwr_kd.distillation.student import Distillation
 from flwr_kd.distillation.teachers import soft_labels
-from flwr_kd.learning.weights import get_weights
+from flwr_kd.learning.weights import by_prefix, get_weights, with_prefix
 from flwr_kd.seeding import derive_seed
 from flwr_kd.server.records import NDArray, Node, Outgoing, Reply
 from flwr_kd.server.strategy import KDStrategy
@@ -27,7 +27,7 @@ from .config import FedDFConfig, PFedDFConfig
 _STATE = "prototypes"
 
 
-class FedDF(DistillingStrategy):
+class FedDF(DistillingStrategy[FedDFConfig]):
     """FedDF (Lin et al., NeurIPS 2020): the server distils the clients' models on unlabelled public data.
 
     Parameters
@@ -40,49 +40,48 @@ class FedDF(DistillingStrategy):
     Attributes
     ----------
     round_trips : int
-        Between clients and server in this run: one per client and round that answered (FedHEAD's Table 1).
+        Between clients and server in this run: one per client's reply (FedHEAD's Table 1).
 
     Raises
     ------
     ConfigError, DatasetError
-        If an option or a hyper-parameter is not allowed, or the public data is not what the model takes.
+        If an option or a hyper-parameter is not allowed, or the model does not take the public data.
     """
 
     config_class = FedDFConfig
     round_trips = 0
 
     def begin(self, nodes: list[Node]) -> None:
-        """Check the server's model, and count from 0."""
+        """Check the server's model, and reset the counter."""
         super().begin(nodes)
         self.round_trips = 0
 
     def aggregate_phase(
         self, phase: str, server_round: int, replies: Iterable[Reply], arrays: ArrayRecord | None
     ) -> ArrayRecord | None:
-        """Average the models, weighted by sample counts, and distil the ensemble of all into the mean."""
-        config = cast(FedDFConfig, self.config)
+        """Average the models, weighted by sample counts, and distil their ensemble into the mean."""
         group = Group.of_replies(self.distiller, self.template, list(replies))
         self.round_trips += len(group.models)
         distilled = self.distil(
             group,
-            epochs=config.server_epochs,
+            epochs=self.config.server_epochs,
             server_round=server_round,
-            matching=soft_labels(config.average),
+            matching=soft_labels(self.config.average),
         )
         return self.template.record(distilled)
 
 
-class PFedDF(KDStrategy):
-    """pFedDF (KT-pFL's paper, section 5.1): FedDF with groups of unlike models, then fine-tuning at each client.
+class PFedDF(KDStrategy[PFedDFConfig]):
+    """pFedDF (KT-pFL's paper, section 5.1): FedDF on groups of heterogeneous models, then local fine-tuning.
 
     There is a prototype per architecture, and no global model: ``initial_arrays`` may be empty and is not sent. A
-    round is FedDF's (Lin et al., NeurIPS 2020, its algorithm for models of several kinds): each client trains its
-    group's prototype; the mean of a group's models is the student, the ensemble of the models of all groups the
-    teacher. After the last round all clients that are there fine-tune their group's prototype, whether they took
-    part in it or not, and keep the result; nothing of it is sent but numbers.
+    round is FedDF's (Lin et al., NeurIPS 2020, its algorithm for heterogeneous models): each client trains its
+    group's prototype; the mean of a group's models is the student, the ensemble of all groups' models the teacher.
+    After the last round all connected clients fine-tune their group's prototype, also those that were not drawn in
+    it, and keep the result; they send only metrics.
 
-    A group whose clients sent nothing, or no model with finite outputs, keeps its prototype. Nothing is fine-tuned
-    where no round had an answer.
+    A group from which no model with finite outputs arrived keeps its prototype. If no round had a reply, nothing is
+    fine-tuned.
 
     Parameters
     ----------
@@ -90,15 +89,9 @@ class PFedDF(KDStrategy):
         The hyper-parameters.
     models : sequence of (nn.Module or (extractor, head))
         One per architecture, at least one; logits ``[B, C]``, with the same C. The prototypes start from their
-        weights. Models whose arrays have the same names and shapes are one group, and the first of them counts.
-    public_set : Dataset or DataLoader
-        Map-style, of inputs as the clients' are, of pairs or of dicts; labels are not looked at.
-    device : str or torch.device
-        Where the server distils; ``"auto"``: CUDA, else MPS, else CPU.
-    input_key : str, optional
-        Key of the inputs in dict items, where it cannot be guessed.
-    **options
-        See :class:`flwr_kd.KDStrategy`.
+        weights. Models whose arrays have the same names and shapes are one group, which starts from the first.
+    public_set, device, input_key, **options
+        See :class:`flwr_kd.distillation.server.DistillingStrategy`.
 
     Attributes
     ----------
@@ -108,7 +101,7 @@ class PFedDF(KDStrategy):
     Raises
     ------
     ConfigError, DatasetError
-        If an option or a hyper-parameter is not allowed, or the public data is not what a model takes.
+        If an option or a hyper-parameter is not allowed, or a model does not take the public data.
     """
 
     config_class = PFedDFConfig
@@ -129,8 +122,8 @@ class PFedDF(KDStrategy):
     ) -> None:
         super().__init__(config, **options)
         if not isinstance(models, Sequence) or not models:
-            found = "none" if isinstance(models, Sequence) else type(models).__name__
-            raise ConfigError(f"models must be a list with a model per architecture, got {found}")
+            got = "none" if isinstance(models, Sequence) else type(models).__name__
+            raise ConfigError(f"models must be a list with a model per architecture, got {got}")
         self.distillers: list[ServerDistiller] = []
         self.templates: list[ArrayTemplate] = []
         self._given: list[dict[str, NDArray]] = []
@@ -145,16 +138,16 @@ class PFedDF(KDStrategy):
             self._add_group(distiller)
         self.num_classes = self.distillers[0].num_classes
         self.prototypes: list[dict[str, NDArray]] = []
-        self._asked: set[int] = set()
+        self._receivers: set[int] = set()
         self._trained = False
         self.load_state_arrays({})
 
     def _add_group(self, distiller: ServerDistiller) -> None:
-        """Make a model's group, unless it is one of those that are there."""
+        """Add a model's group, unless there is one of its architecture."""
         called = distiller.called
         try:
             weights = get_weights(distiller.model)
-        except (TypeError, RuntimeError) as error:  # types that numpy has not, such as bfloat16
+        except (TypeError, RuntimeError) as error:  # A dtype that NumPy does not have, such as bfloat16.
             raise ConfigError(f"{called} must have weights of numpy's types: {error}") from None
         template = ArrayTemplate.of_ndarrays(weights)
         if not template.names:
@@ -176,12 +169,14 @@ class PFedDF(KDStrategy):
         return next(matches, None)
 
     def _group(self, node: Node) -> int:
-        return cast(int, self._group_of(node.template))
+        group = self._group_of(node.template)
+        assert group is not None, "accept_node refuses nodes of other architectures"
+        return group
 
     # ------------------------------------------------------------------ clients
 
     def accept_node(self, node: Node) -> str | None:
-        """Refuse a client with another number of classes, or with a model that is none of the prototypes'."""
+        """Refuse a client with another number of classes, or of an architecture without a prototype."""
         if node.num_classes != self.num_classes:
             return f"{node.num_classes} classes, expected {self.num_classes}"
         if self._group_of(node.template) is not None:
@@ -191,11 +186,11 @@ class PFedDF(KDStrategy):
         return f"its model is none of models, the nearest is {self.distillers[nearest].called}: {difference}"
 
     def template_of(self, node: Node) -> ArrayTemplate:
-        """Return the client's group's arrays."""
+        """Return the template of the client's group."""
         return self.templates[self._group(node)]
 
     def select(self, phase: str, server_round: int, nodes: list[Node], answered: list[Node]) -> list[Node]:
-        """Draw clients for training; all that are there fine-tune, after the last round only."""
+        """Draw clients for training; all connected ones fine-tune, after the last round only."""
         if phase == "finetune":
             return nodes if server_round == self.num_rounds and self._trained else []
         return super().select(phase, server_round, nodes, answered)
@@ -204,8 +199,8 @@ class PFedDF(KDStrategy):
         self, phase: str, server_round: int, nodes: list[Node], arrays: ArrayRecord | None
     ) -> Iterable[Outgoing]:
         """Send each client its group's prototype."""
-        self._asked = {self._group(node) for node in nodes}
-        records = {g: self.templates[g].record(list(self.prototypes[g].values())) for g in self._asked}
+        self._receivers = {self._group(node) for node in nodes}
+        records = {g: self.templates[g].record(list(self.prototypes[g].values())) for g in self._receivers}
         return [Outgoing(node, records[self._group(node)]) for node in nodes]
 
     # ------------------------------------------------------------------ prototypes
@@ -214,49 +209,47 @@ class PFedDF(KDStrategy):
         self, phase: str, server_round: int, replies: Iterable[Reply], arrays: ArrayRecord | None
     ) -> ArrayRecord | None:
         """Average each group's models, weighted by sample counts, and distil the ensemble of all into each mean."""
-        if phase == "train":
-            config = cast(PFedDFConfig, self.config)
-            members: dict[int, list[Reply]] = {}
-            for reply in replies:
-                members.setdefault(self._group(reply.node), []).append(reply)
-            how = Distillation.in_round(
-                config,
-                server_round,
-                epochs=config.server_epochs,
-                seed=derive_seed(self.seed, "server", server_round),
-                matching=soft_labels(config.average),
-            )
-            groups = [
-                Group.of_replies(self.distillers[g], self.templates[g], members[g]) for g in sorted(members)
-            ]
-            distilled = distil_groups(groups, how, server_round=server_round)
-            new = {g: found for g, found in zip(sorted(members), distilled, strict=True) if found is not None}
-            for g, found in new.items():
-                self.prototypes[g] = dict(zip(self.templates[g].names, found, strict=True))
-            for g in sorted(self._asked - new.keys()):
-                log(
-                    WARNING,
-                    "round %d: no usable model came for %s, its prototype stays",
-                    server_round,
-                    self.distillers[g].called,
-                )
-            self._trained = True
+        if phase != "train":
+            return None
+        members: dict[int, list[Reply]] = {}
+        for reply in replies:
+            members.setdefault(self._group(reply.node), []).append(reply)
+        how = Distillation.in_round(
+            self.config,
+            server_round,
+            epochs=self.config.server_epochs,
+            seed=derive_seed(self.seed, "server", server_round),
+            matching=soft_labels(self.config.average),
+        )
+        groups = [
+            Group.of_replies(self.distillers[g], self.templates[g], members[g]) for g in sorted(members)
+        ]
+        distilled = distil_groups(groups, how, server_round=server_round)
+        for g, arrays_of_group in zip(sorted(members), distilled, strict=True):
+            if arrays_of_group is not None:
+                self._receivers.discard(g)
+                self.prototypes[g] = dict(zip(self.templates[g].names, arrays_of_group, strict=True))
+        for g in sorted(self._receivers):
+            text = "round %d: no usable model came for %s, its prototype stays"
+            log(WARNING, text, server_round, self.distillers[g].called)
+        self._trained = True
         return None
 
     # ------------------------------------------------------------------ state
 
     def state_arrays(self) -> dict[str, NDArray]:
-        """Return the prototypes as ``prototypes/<group>/<array>``; nothing before the first answers."""
+        """Return the prototypes as ``prototypes/<group>/<array>``; nothing before the first replies."""
         if not self._trained:
             return {}
-        return {
-            f"{_STATE}/{g}/{name}": value
+        groups = {
+            key: value
             for g, prototype in enumerate(self.prototypes)
-            for name, value in prototype.items()
+            for key, value in with_prefix(str(g), prototype).items()
         }
+        return with_prefix(_STATE, groups)
 
     def load_state_arrays(self, state: Mapping[str, NDArray]) -> None:
-        """Take the prototypes back; without any, begin anew with the given models' weights.
+        """Restore the prototypes; without any, start anew from the given models' weights.
 
         Raises
         ------
@@ -265,31 +258,34 @@ class PFedDF(KDStrategy):
         ConfigError
             If the prototypes are not those of the given models, in their order.
         """
-        numbers = {str(g): g for g in range(len(self.templates))}
-        parts: list[dict[str, NDArray]] = [{} for _ in numbers]
-        for name, value in state.items():
-            kind, _, rest = name.partition("/")
-            number, _, rest = rest.partition("/")
-            if kind != _STATE or number not in numbers:
-                raise ValueError(
-                    f"{type(self).__name__} has prototypes of {len(numbers)} groups as state, got {name!r}"
-                )
-            parts[numbers[number]][rest] = value
-        for g, template in enumerate(self.templates if state else []):
-            other = template.difference(ArrayTemplate.of_ndarrays(parts[g]))
-            if other is not None:
-                raise ConfigError(
-                    f"the checkpoint's prototype {g} is not of {self.distillers[g].called}: {other}"
-                )
+        sources = self._prototypes_in(state) if state else self._given
         self.prototypes = [
             {name: source[name].copy() for name in template.names}
-            for template, source in zip(self.templates, parts if state else self._given, strict=True)
+            for template, source in zip(self.templates, sources, strict=True)
         ]
         self._trained = bool(state)
 
+    def _prototypes_in(self, state: Mapping[str, NDArray]) -> list[dict[str, NDArray]]:
+        """Return a checkpoint's prototypes by group; see :meth:`load_state_arrays` for errors."""
+        count = len(self.templates)
+        groups = by_prefix(by_prefix(state).get(_STATE, {}))
+        allowed = tuple(f"{_STATE}/{g}/" for g in range(count))
+        if unknown := [name for name in state if not name.startswith(allowed)]:
+            raise ValueError(
+                f"{type(self).__name__} has prototypes of {count} groups as state, got {unknown[0]!r}"
+            )
+        prototypes = [groups.get(str(g), {}) for g in range(count)]
+        for g, (template, prototype) in enumerate(zip(self.templates, prototypes, strict=True)):
+            difference = template.difference(ArrayTemplate.of_ndarrays(prototype))
+            if difference is not None:
+                raise ConfigError(
+                    f"the checkpoint's prototype {g} is not of {self.distillers[g].called}: {difference}"
+                )
+        return prototypes
+
 
 def _distance(one: ArrayTemplate, other: ArrayTemplate) -> tuple[int, int]:
-    """Return how many arrays only one of two models has, and how many have different shapes."""
-    mine, theirs = (dict(zip(each.names, each.shapes, strict=True)) for each in (one, other))
+    """Return the number of arrays that only one of two models has, and of those with different shapes."""
+    mine, theirs = (dict(zip(model.names, model.shapes, strict=True)) for model in (one, other))
     different = sum(mine[name] != theirs[name] for name in mine.keys() & theirs.keys())
     return len(mine.keys() ^ theirs.keys()), different

@@ -4,7 +4,7 @@ from ..fedgkt import FedGKTClient
 from .config import FedDKCConfig
 
 
-class FedDKCClient(FedGKTClient):
-    """See :class:`~flwr_kd.strategies.fedgkt.FedGKTClient`: refinement is the server's."""
+class FedDKCClient(FedGKTClient[FedDKCConfig]):
+    """See :class:`~flwr_kd.strategies.fedgkt.FedGKTClient`; the logits are refined at the server."""
 
     config_class = FedDKCConfig

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 from torch import Tensor
 
@@ -13,17 +13,17 @@ from .config import FedDKCConfig
 from .functional import Kernel, check_kernel, refine_entropy, refine_peak
 
 
-class FedDKC(FedGKT):
+class FedDKC(FedGKT[FedDKCConfig]):
     """FedDKC (Wu et al., ACM TIST 2022): the clients' logits are refined to one peak (KKR) or entropy (SKR).
 
-    Algorithms 1 and 2. What travels is FedGKT's.
+    Algorithms 1 and 2. The messages are FedGKT's.
 
     Parameters
     ----------
     config : FedDKCConfig, optional
         The hyper-parameters.
     kernel : callable, optional
-        σ of KKR, instead of the linear one with its closed form; see
+        σ of KKR, in place of the linear one, which has a closed form; see
         :func:`~flwr_kd.strategies.feddkc.refine_peak`.
     **options
         See :class:`~flwr_kd.strategies.fedgkt.FedGKT`.
@@ -31,7 +31,7 @@ class FedDKC(FedGKT):
     Raises
     ------
     ConfigError
-        If an option or a hyper-parameter is not allowed, or the kernel breaks a condition of section 5.1.
+        If an option or a hyper-parameter is not allowed, or the kernel violates a condition of section 5.1.
     """
 
     config_class = FedDKCConfig
@@ -41,7 +41,7 @@ class FedDKC(FedGKT):
     ) -> None:
         super().__init__(config, **options)
         if kernel is not None:
-            if cast(FedDKCConfig, self.config).refinement != "kkr":
+            if self.config.refinement != "kkr":
                 raise ConfigError("a kernel belongs to refinement=kkr, got refinement=skr")
             try:
                 check_kernel(kernel)
@@ -51,7 +51,7 @@ class FedDKC(FedGKT):
 
     def targets(self, logits: Tensor) -> Tensor:
         """Return the refined knowledge of a client's logits ``[N, C]`` (algorithm 2)."""
-        config = cast(FedDKCConfig, self.config)
+        config = self.config
         if config.refinement == "kkr":
             return refine_peak(logits, config.target_peak, kernel=self.kernel).float()
         return refine_entropy(logits, config.target_entropy, tolerance=config.entropy_tolerance).float()

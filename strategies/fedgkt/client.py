@@ -1,10 +1,9 @@
-"""FedGKT's client half: a small model of its own, taught by the server's logits for its own samples."""
+"""FedGKT's client half: a small personal model, trained on the server's logits for the client's samples."""
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any, Generic
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -14,12 +13,12 @@ from flwr_kd.learning.batches import DatasetError
 from flwr_kd.learning.losses import soft_targets
 from flwr_kd.models import SplitModel, as_feature_model
 
-from .config import FedGKTConfig
+from .config import FedGKTConfig, FedGKTConfigT
 from .functional import transfer_loss
-from .messages import ClientFeatures, ServerLogits, pack_features
+from .messages import ClientFeatures, ServerLogits, pack, unpack_logits
 
 
-class FedGKTClient(KDClient):
+class FedGKTClient(KDClient[FedGKTConfigT], Generic[FedGKTConfigT]):
     """Trains on cross-entropy and the server's logits (equation 1), then sends features, logits and labels.
 
     The model stays at the client. It is a pair ``(extractor, predictor)`` or a
@@ -50,18 +49,18 @@ class FedGKTClient(KDClient):
                 f"knowledge_set must have the samples of train_set, got {len(self.knowledge_batches)} and "
                 f"{len(self.train_batches)}"
             )
-        # Those seen in training, by sample; to notice a knowledge_set in another order.
+        # The labels seen in training, by sample, to detect a knowledge_set in another order.
         self._labels = torch.full((len(self.train_batches),), -1)
 
     def wrap(self, model: nn.Module | tuple[nn.Module, nn.Module]) -> nn.Module:
-        """Keep a split model as it is, make one of a pair."""
+        """Return a split model unchanged, and a pair as a split model."""
         if isinstance(model, tuple) and len(model) == 2:
             return SplitModel(*model)
         return model if isinstance(model, SplitModel) else as_feature_model(model)
 
-    def objective(self, task: Task) -> Objective:
+    def objective(self, task: Task[FedGKTConfigT]) -> Objective:
         """Return equation 1, with each sample's own logits; cross-entropy alone where there are none."""
-        beta, teacher = cast(FedGKTConfig, task.config).beta, self._teacher(task)
+        beta, teacher = task.config.beta, self.teacher(task)
 
         def loss(x: Tensor, y: Tensor, rows: Tensor) -> Tensor:
             self._labels[rows.cpu()] = y.cpu()
@@ -69,9 +68,9 @@ class FedGKTClient(KDClient):
 
         return loss
 
-    def knowledge(self, task: Task) -> ClientFeatures:
-        """Return a row per training sample, taken in eval mode and without augmentation."""
-        config = cast(FedGKTConfig, task.config)
+    def knowledge(self, task: Task[FedGKTConfigT]) -> ClientFeatures:
+        """Return one row per training sample, computed in eval mode and without augmentation."""
+        config = task.config
         features, logits, labels = self.extract(config.batch_size)
         if len(labels) != len(self._labels):
             raise DatasetError(f"collate_fn returned {len(labels)} samples of {len(self._labels)}")
@@ -85,22 +84,15 @@ class FedGKTClient(KDClient):
             test, _, test_labels = self.extract(config.batch_size, self.test_batches)
         else:
             test, test_labels = features[:0], labels[:0]
-        return ClientFeatures(
-            index=np.arange(len(labels), dtype=np.int64),
-            features=pack_features(features.float().numpy(), config.feature_dtype),
-            logits=logits.float().numpy(),
-            labels=labels.numpy(),
-            test_features=pack_features(test.float().numpy(), config.feature_dtype),
-            test_labels=test_labels.numpy(),
-        )
+        return pack(features, logits, labels, test, test_labels, dtype=config.feature_dtype)
 
-    def _teacher(self, task: Task) -> Tensor | None:
-        """Return the server's probabilities ``[N, C]``, row i for sample i."""
-        count, config = len(self.train_batches), cast(FedGKTConfig, task.config)
+    def teacher(self, task: Task[FedGKTConfigT]) -> Tensor | None:
+        """Return the server's probabilities ``[N, C]``, row i for sample i; None where there is no teacher."""
+        count = len(self.train_batches)
         message = task.read(ServerLogits, N=count, C=self.num_classes)
         if message is not None:
-            logits = torch.from_numpy(message.logits.copy())
-        elif task.server_round == 1 and config.initial_logits == "zero":
+            logits = unpack_logits(message)
+        elif task.server_round == 1 and task.config.initial_logits == "zero":
             logits = torch.zeros(count, self.num_classes)
         else:
             return None

@@ -3,13 +3,15 @@
 from dataclasses import dataclass
 from typing import Any
 
+from typing_extensions import TypeVar
+
 from flwr_kd.config import MethodConfig, hyper
 
 SERVER_ORDER: dict[str, Any] = {
     "help": "whether the server trains on all rows shuffled together, or client by client",
     "choices": ("client-by-client", "pooled"),
 }
-"""Of the hyper-parameter whose default alone differs between FedGKT and FedDKC."""
+"""Help and choices of ``server-order``, whose default differs between FedGKT and FedDKC."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,3 +36,7 @@ class FedGKTConfig(MethodConfig):
     send_test_features: bool = hyper(
         False, "whether test features and labels are sent too, to measure the server's model"
     )
+
+
+FedGKTConfigT = TypeVar("FedGKTConfigT", bound=FedGKTConfig, default=FedGKTConfig, covariant=True)
+"""FedGKT's config class, or that of a method built on it."""

@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
 from flwr_kd.transport.payload import LIMIT, Payload, PayloadError, array, check_magnitude
 
@@ -18,12 +20,12 @@ class ClientFeatures(
     version=1,
     hint="feature-dtype=float16, an extractor with smaller features, or fewer samples",
 ):
-    """What a client sends: a row per training sample, and, if asked for, per test sample.
+    """What a client sends: one row per training sample and, on request, per test sample.
 
     Attributes
     ----------
     index : ndarray
-        ``[N]``, the sample that each row is of: 0..N-1, each once, in any order.
+        ``[N]``, the sample of each row: 0..N-1, each once, in any order.
     features : ndarray
         ``[N, D]``, float32 or float16, flattened.
     logits : ndarray
@@ -42,7 +44,7 @@ class ClientFeatures(
     test_labels: npt.NDArray[np.int64] = array("int64", "M")
 
     def check(self) -> None:
-        """Refuse samples that are missing or given twice, unknown labels, and features beyond float16."""
+        """Refuse missing or repeated samples, unknown labels, and features beyond float16's range."""
         check_index(self.index, f"{self.schema}: field 'index'")
         for name in ("labels", "test_labels"):
             labels, classes = getattr(self, name), self.logits.shape[1]
@@ -56,7 +58,7 @@ class ClientFeatures(
 
 @dataclass(frozen=True, eq=False)
 class ServerLogits(Payload, schema="fedgkt.server-logits", version=2, hint="fewer samples or classes"):
-    """What a client is sent: the server's logits for its own training samples.
+    """The server's logits for a client's own training samples.
 
     Attributes
     ----------
@@ -67,7 +69,48 @@ class ServerLogits(Payload, schema="fedgkt.server-logits", version=2, hint="fewe
     logits: npt.NDArray[np.float32] = array("float32", "N C")
 
 
+def pack(
+    features: Tensor,
+    logits: Tensor,
+    labels: Tensor,
+    test_features: Tensor,
+    test_labels: Tensor,
+    *,
+    dtype: str,
+) -> ClientFeatures:
+    """Return the message of a client's samples, in their order.
+
+    Parameters
+    ----------
+    features, logits, labels : Tensor
+        ``[N, ...]``, ``[N, C]`` and ``[N]``.
+    test_features, test_labels : Tensor
+        ``[M, ...]`` and ``[M]``.
+    dtype : str
+        Of the features in the message; see :func:`pack_features`.
+    """
+    return ClientFeatures(
+        index=np.arange(len(labels), dtype=np.int64),
+        features=pack_features(features.float().numpy(), dtype),
+        logits=logits.float().numpy(),
+        labels=labels.numpy(),
+        test_features=pack_features(test_features.float().numpy(), dtype),
+        test_labels=test_labels.numpy(),
+    )
+
+
 def pack_features(features: npt.NDArray[np.float32], dtype: str) -> npt.NDArray[Any]:
-    """Return features ``[N, ...]`` as they travel, ``[N, D]``; float16 keeps to its range."""
+    """Return features ``[N, ...]`` as ``[N, D]`` in the message's dtype; float16 is clipped to its range."""
     flat = features.reshape(len(features), int(np.prod(features.shape[1:])))
     return flat if dtype == "float32" else np.clip(flat, -LIMIT, LIMIT).astype(np.float16)
+
+
+def unpack_logits(message: ClientFeatures | ServerLogits) -> Tensor:
+    """Return a message's logits ``[N, C]``."""
+    return torch.from_numpy(message.logits.copy())
+
+
+def features_size(samples: int, test_samples: int, *, feature_dim: int, num_classes: int, dtype: str) -> int:
+    """Return the bytes of a client's features, logits, labels and positions, without the message's header."""
+    row = feature_dim * np.dtype(dtype).itemsize
+    return samples * (row + 4 * num_classes + 16) + test_samples * (row + 8)

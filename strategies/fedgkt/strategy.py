@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from logging import WARNING
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Generic
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from flwr_kd.learning.batches import into_batches
 from flwr_kd.learning.device import resolve_device
 from flwr_kd.learning.loop import fit, make_optimizer
 from flwr_kd.learning.losses import soft_targets
-from flwr_kd.learning.weights import check_finite_weights, get_weights, load_weights
+from flwr_kd.learning.weights import by_prefix, check_finite_weights, get_weights, load_weights, with_prefix
 from flwr_kd.models import build_predictor
 from flwr_kd.seeding import derive_seed, forked_global_rng, numpy_generator, torch_generator
 from flwr_kd.server.records import NDArray, Node, Outgoing, Reply
@@ -26,17 +26,17 @@ from flwr_kd.text import first_line
 from flwr_kd.transport.payload import LIMIT, Payload, PayloadError, magnitude
 from flwr_kd.transport.template import ArrayTemplate
 
-from .config import FedGKTConfig
-from .functional import in_sample_order, transfer_loss
-from .messages import ClientFeatures, ServerLogits
+from .config import FedGKTConfig, FedGKTConfigT
+from .functional import FeatureRows, in_sample_order, transfer_loss
+from .messages import ClientFeatures, ServerLogits, features_size, unpack_logits
 
 _LARGEST_DEFAULT = 2**17
 
 
-class FedGKT(KDStrategy):
+class FedGKT(KDStrategy[FedGKTConfigT, ClientFeatures], Generic[FedGKTConfigT]):
     """FedGKT (He et al., NeurIPS 2020): clients send features and logits, the server trains a large predictor.
 
-    No weights are exchanged: ``initial_arrays`` may be empty and is not sent. Clients may have different models
+    No weights are exchanged: ``initial_arrays`` may be empty and is not sent. Clients may have heterogeneous models
     whose features have one shape. There is no global model; the server's predictor works on features only.
 
     Parameters
@@ -44,8 +44,8 @@ class FedGKT(KDStrategy):
     config : FedGKTConfig, optional
         The hyper-parameters.
     server_model : nn.Module, optional
-        Maps features ``[B, ...]`` to logits ``[B, C]``; :func:`flwr_kd.models.build_predictor`'s for the clients'
-        features if None.
+        Maps features ``[B, ...]`` to logits ``[B, C]``; if None, :func:`flwr_kd.models.build_predictor` makes one
+        for the clients' features.
     device : str or torch.device
         Where it is trained; ``"auto"``: CUDA, else MPS, else CPU.
     **options
@@ -54,7 +54,7 @@ class FedGKT(KDStrategy):
     Attributes
     ----------
     server_model : nn.Module or None
-        None before the first answers, where none was given.
+        None before the first replies, if none was given.
     logits : dict
         The server's logits ``[N, C]`` by client, row i for its sample i; those of the last round in which the
         client took part.
@@ -72,7 +72,7 @@ class FedGKT(KDStrategy):
 
     def __init__(
         self,
-        config: FedGKTConfig | None = None,
+        config: FedGKTConfigT | None = None,
         *,
         server_model: nn.Module | None = None,
         device: str | torch.device = "auto",
@@ -95,12 +95,12 @@ class FedGKT(KDStrategy):
     # ------------------------------------------------------------------ hooks
 
     def targets(self, logits: Tensor) -> Tensor:
-        """Return what the server learns from a client's logits ``[N, C]``: their softmax."""
+        """Return the server's targets from a client's logits ``[N, C]``: their softmax."""
         return soft_targets(logits, 1.0)
 
     def accept_node(self, node: Node) -> str | None:
-        """Refuse a client whose features or classes are not the others', or not the predictor's."""
-        shape, classes = self.common(lambda each: (each.feature_shape, each.num_classes), node)
+        """Refuse a client whose features or classes differ from the others' or from the predictor's."""
+        shape, classes = self.common(lambda other: (other.feature_shape, other.num_classes), node)
         if (node.feature_shape, node.num_classes) != (shape, classes):
             return (
                 f"{node.num_classes} classes and features {list(node.feature_shape)}, "
@@ -108,7 +108,7 @@ class FedGKT(KDStrategy):
             )
         if classes < 2 or not node.num_examples:
             return f"{classes} classes and {node.num_examples} samples, expected at least 2 and 1"
-        size = self._payload_size(node)
+        size = self._features_size(node)
         if size > self.max_payload_bytes:
             return (
                 f"what it would send has {size:,} bytes ({node.num_examples} samples, {node.feature_dim} features, "
@@ -123,7 +123,7 @@ class FedGKT(KDStrategy):
     def configure_phase(
         self, phase: str, server_round: int, nodes: list[Node], arrays: ArrayRecord | None
     ) -> Iterable[Outgoing]:
-        """Send each client the server's logits for its own samples, where there are any."""
+        """Send each client the server's logits for its own samples, if there are any."""
         outgoing = []
         for node in nodes:
             logits = self.logits.get(node.key)
@@ -134,77 +134,80 @@ class FedGKT(KDStrategy):
         return outgoing
 
     def payload_dims(self, phase: str, node: Node) -> Mapping[str, int]:
-        """Return N, C and D as the client gave them in the handshake."""
+        """Return N, C and D from the client's handshake."""
         return {"N": node.num_examples, "C": node.num_classes, "D": node.feature_dim}
 
     def payload_limit(self, phase: str, node: Node) -> int:
-        """Return the size of all rows that may come."""
-        return min(self._payload_size(node), self.max_payload_bytes)
+        """Return the size of all rows that the client may send."""
+        return min(self._features_size(node), self.max_payload_bytes)
 
-    def check_reply(self, phase: str, reply: Reply) -> None:
-        """Refuse another number of rows than of samples, and test rows that were not asked for."""
-        message, config = cast(ClientFeatures, reply.payload), cast(FedGKTConfig, self.config)
-        rows, test = len(message.index), len(message.test_labels)
+    def check_reply(self, phase: str, reply: Reply[ClientFeatures]) -> None:
+        """Refuse another number of rows than of samples, and test rows that were not requested."""
+        rows, test = len(reply.payload.index), len(reply.payload.test_labels)
         if reply.num_examples != rows:
             raise PayloadError(f"{rows} rows of features from a client with {reply.num_examples} samples")
-        allowed = reply.node.num_test_examples if config.send_test_features else 0
+        allowed = reply.node.num_test_examples if self.config.send_test_features else 0
         if test > allowed:
             raise PayloadError(f"{test} test rows, expected at most {allowed}")
 
     def aggregate_phase(
-        self, phase: str, server_round: int, replies: Iterable[Reply], arrays: ArrayRecord | None
+        self,
+        phase: str,
+        server_round: int,
+        replies: Iterable[Reply[ClientFeatures]],
+        arrays: ArrayRecord | None,
     ) -> ArrayRecord | None:
-        """Train the predictor on the answers and make each client's new logits, in one of two orders.
+        """Train the predictor on the replies and compute each client's new logits, in one of two orders.
 
-        Client by client (FedDKC's algorithm 1, steps 1.4 to 1.6): train on one client's rows, make its logits,
-        go on to the next; the order is drawn anew each round. Pooled (FedGKT): train on all rows shuffled
-        together, then make all logits.
+        Client by client (FedDKC's algorithm 1, steps 1.4 to 1.6): train on one client's rows, compute its logits,
+        then go to the next; the order is drawn anew each round. Pooled (FedGKT): train on all rows shuffled
+        together, then compute all logits.
         """
         replies = list(replies)
-        model = self._model(replies[0].node)
-        config = cast(FedGKTConfig, self.config)
+        model = self.predictor_for(replies[0].node)
         seed = derive_seed(self.seed, "server", server_round)
         order = numpy_generator(seed, "clients").permutation(len(replies))
-        groups = [[replies[i]] for i in order] if config.server_order == "client-by-client" else [replies]
+        groups = (
+            [[replies[i]] for i in order] if self.config.server_order == "client-by-client" else [replies]
+        )
         with forked_global_rng(seed, model, self.device):
             for number, group in enumerate(groups):
-                self._learn_from(group, server_round, torch_generator(seed, "rows", number))
+                self._train_on(group, model, server_round, torch_generator(seed, "rows", number))
         self._trained = True
-        self.stats.server_accuracy = self._accuracy(replies)
+        self.stats.server_accuracy = self._accuracy(replies, model)
         return None
 
     def state_arrays(self) -> dict[str, NDArray]:
-        """Return the predictor's weights and the clients' logits; nothing before the first answers."""
+        """Return the predictor's weights and the clients' logits; nothing before the first replies."""
         if not self._trained:
             return {}
-        weights = self._restored or get_weights(cast(nn.Module, self.server_model))
-        state = {f"server/{name}": value for name, value in weights.items()}
-        return state | {f"logits/{key}": logits for key, logits in self.logits.items()}
+        weights = self._restored
+        if not weights and self.server_model is not None:
+            weights = get_weights(self.server_model)
+        logits = {str(key): value for key, value in self.logits.items()}
+        return with_prefix("server", weights) | with_prefix("logits", logits)
 
     def load_state_arrays(self, state: Mapping[str, NDArray]) -> None:
-        """Take weights and logits back; without any, begin anew."""
-        parts: dict[str, dict[str, NDArray]] = {"server": {}, "logits": {}}
-        for name, value in state.items():
-            part, _, rest = name.partition("/")
-            if part not in parts:
-                raise ValueError(f"{type(self).__name__} has no state named {name!r}")
-            parts[part][rest] = value
-        self.logits = {int(key): logits for key, logits in parts["logits"].items()}
-        self._restored, self._trained, self._tried = parts["server"], bool(state), {}
-        if self._given is None:
+        """Restore weights and logits; without any, start anew."""
+        parts = by_prefix(state)
+        if unknown := sorted(parts.keys() - {"server", "logits"}):
+            raise ValueError(f"{type(self).__name__} has no state named {unknown[0]!r}")
+        self.logits = {int(key): logits for key, logits in parts.get("logits", {}).items()}
+        self._restored, self._trained, self._tried = parts.get("server", {}), bool(state), {}
+        if self._given is None or self.server_model is None:
             self.server_model = None
-        else:
-            weights = parts["server"] if state else self._given
-            other = ArrayTemplate.of_ndarrays(self._given).difference(ArrayTemplate.of_ndarrays(weights))
-            if other is not None:
-                raise ConfigError(f"the checkpoint's predictor is not server_model: {other}")
-            load_weights(cast(nn.Module, self.server_model), weights)
-            self._restored = {}
+            return
+        weights = self._restored if state else self._given
+        difference = ArrayTemplate.of_ndarrays(self._given).difference(ArrayTemplate.of_ndarrays(weights))
+        if difference is not None:
+            raise ConfigError(f"the checkpoint's predictor is not server_model: {difference}")
+        load_weights(self.server_model, weights)
+        self._restored = {}
 
     # ------------------------------------------------------------------ the server's model
 
-    def _model(self, node: Node) -> nn.Module:
-        """Return the predictor: the caller's, or one made for the clients' features."""
+    def predictor_for(self, node: Node) -> nn.Module:
+        """Return the predictor, on the device: the caller's, or one made for the clients' features."""
         if self.server_model is None:
             self.server_model = build_predictor(
                 node.feature_shape, num_classes=node.num_classes, seed=derive_seed(self.seed, "server-model")
@@ -216,58 +219,76 @@ class FedGKT(KDStrategy):
 
     @torch.no_grad()
     def _try(self, shape: tuple[int, ...], classes: int) -> str:
-        """Say why the predictor cannot be used for such features; nothing if it can."""
-        if self._given is None:
+        """Return why the predictor cannot be used for these features; an empty text if it can."""
+        if self._given is None or self.server_model is None:
             if self._restored:
                 made = build_predictor(shape, num_classes=classes, seed=0)
                 template = ArrayTemplate.of_ndarrays(get_weights(made))
-                other = template.difference(ArrayTemplate.of_ndarrays(self._restored))
-                if other is not None:
-                    return f"the checkpoint's predictor is not for features {list(shape)}: {other}"
+                difference = template.difference(ArrayTemplate.of_ndarrays(self._restored))
+                if difference is not None:
+                    return f"the checkpoint's predictor is not for features {list(shape)}: {difference}"
             return ""
-        model = cast(nn.Module, self.server_model)
-        device = next((p.device for p in model.parameters()), torch.device("cpu"))
+        device = next((p.device for p in self.server_model.parameters()), torch.device("cpu"))
         try:
-            found = list(model.eval()(torch.zeros(2, *shape, device=device)).shape)
-        except Exception as error:  # whatever a user's module raises on a shape that it does not take
+            output = list(self.server_model.eval()(torch.zeros(2, *shape, device=device)).shape)
+        except Exception as error:  # A user's module may raise anything on a shape that it does not take.
             return f"server_model does not take features {list(shape)}: {first_line(error)}"
-        if found != [2, classes]:
-            return f"server_model makes {found} of 2 rows, expected [2, {classes}]"
+        if output != [2, classes]:
+            return f"server_model makes {output} of 2 rows, expected [2, {classes}]"
         return ""
 
-    def _payload_size(self, node: Node) -> int:
-        config = cast(FedGKTConfig, self.config)
-        row = node.feature_dim * np.dtype(config.feature_dtype).itemsize
-        test = node.num_test_examples * (row + 8) if config.send_test_features else 0
-        return node.num_examples * (row + 4 * node.num_classes + 16) + test
+    def _features_size(self, node: Node) -> int:
+        return features_size(
+            node.num_examples,
+            node.num_test_examples if self.config.send_test_features else 0,
+            feature_dim=node.feature_dim,
+            num_classes=node.num_classes,
+            dtype=self.config.feature_dtype,
+        )
 
-    def _learn_from(self, group: Sequence[Reply], server_round: int, generator: torch.Generator) -> None:
-        """Train on some clients' rows and make their new logits.
+    def _train_on(
+        self,
+        group: Sequence[Reply[ClientFeatures]],
+        model: nn.Module,
+        server_round: int,
+        generator: torch.Generator,
+    ) -> None:
+        """Train on some clients' rows and compute their new logits.
 
-        Where that leads beyond all numbers, it is taken back, and tried again without the client whose features
-        are the largest; what it sent has no part in the round.
+        If the result is not finite, the training is undone and repeated without the client whose features are the
+        largest; that client has no further part in the round.
         """
-        left = list(group)
-        while left:
-            before = {name: value.clone() for name, value in self._state().items()}
+        usable = list(group)
+        while usable:
+            before = {name: value.clone() for name, value in model.state_dict().items()}
             try:
-                self._train(left, server_round, generator)
-                found = [self._predict(cast(ClientFeatures, r.payload).features, r.node) for r in left]
+                self._train(usable, model, server_round, generator)
+                predictions = [self._predict(model, reply.payload.features, reply.node) for reply in usable]
             except FloatingPointError as error:
-                cast(nn.Module, self.server_model).load_state_dict(before)
-                loudest = max(left, key=lambda r: magnitude(cast(ClientFeatures, r.payload).features))
-                left.remove(loudest)
+                model.load_state_dict(before)
+                largest = max(usable, key=lambda reply: magnitude(reply.payload.features))
+                usable.remove(largest)
                 self.stats.failures += 1
-                log(WARNING, "the server's training on %s is taken back: %s", loudest.node, error)
+                log(WARNING, "the server's training on %s is taken back: %s", largest.node, error)
                 continue
-            for reply, logits in zip(left, found, strict=True):
-                index = cast(ClientFeatures, reply.payload).index
-                self.logits[reply.node.key] = in_sample_order(logits, index)
+            for reply, logits in zip(usable, predictions, strict=True):
+                self.logits[reply.node.key] = in_sample_order(logits, reply.payload.index)
             return
 
-    def _train(self, replies: Sequence[Reply], server_round: int, generator: torch.Generator) -> None:
-        model, config = cast(nn.Module, self.server_model), cast(FedGKTConfig, self.config)
-        rows = _Rows(replies, [self.targets(torch.from_numpy(_logits(reply))) for reply in replies])
+    def _train(
+        self,
+        replies: Sequence[Reply[ClientFeatures]],
+        model: nn.Module,
+        server_round: int,
+        generator: torch.Generator,
+    ) -> None:
+        config = self.config
+        rows = FeatureRows(
+            [reply.payload.features for reply in replies],
+            [torch.from_numpy(reply.payload.labels.copy()) for reply in replies],
+            [self.targets(unpack_logits(reply.payload)) for reply in replies],
+            shape=replies[0].node.feature_shape,
+        )
 
         def epoch() -> Iterator[tuple[Tensor, ...]]:
             order = torch.randperm(len(rows), generator=generator)
@@ -281,20 +302,17 @@ class FedGKT(KDStrategy):
         fit(model, optimizer, epoch, loss, epochs=config.server_epochs)
         check_finite_weights(model)
 
-    def _state(self) -> Mapping[str, Tensor]:
-        return cast(nn.Module, self.server_model).state_dict()
-
     @torch.no_grad()
-    def _predict(self, features: NDArray, node: Node) -> NDArray:
+    def _predict(self, model: nn.Module, features: NDArray, node: Node) -> NDArray:
         """Return the predictor's logits ``[N, C]`` of features ``[N, D]``, in eval mode.
 
         Raises
         ------
         FloatingPointError
-            If one is beyond all use; a client would be taught by it.
+            If a logit is not finite or too large for a client to learn from.
         """
-        model = cast(nn.Module, self.server_model).eval()
-        size = max(cast(FedGKTConfig, self.config).batch_size, 256)
+        model.eval()
+        size = max(self.config.batch_size, 256)
         parts = [features[i : i + size].astype(np.float32) for i in range(0, len(features), size)]
         tensors = (torch.from_numpy(part).reshape(-1, *node.feature_shape).to(self.device) for part in parts)
         logits: NDArray = torch.cat([model(tensor).float().cpu() for tensor in tensors]).numpy()
@@ -303,48 +321,18 @@ class FedGKT(KDStrategy):
             raise FloatingPointError(f"logits up to {largest:g}, beyond ±{LIMIT:g}")
         return logits
 
-    def _accuracy(self, replies: Sequence[Reply]) -> float | None:
+    def _accuracy(self, replies: Sequence[Reply[ClientFeatures]], model: nn.Module) -> float | None:
         """Return the mean over clients of the predictor's accuracy on their test features, if they sent any."""
-        found = []
+        accuracies = []
         for reply in replies:
-            message = cast(ClientFeatures, reply.payload)
+            message = reply.payload
             if not len(message.test_labels):
                 continue
             try:
-                predicted = self._predict(message.test_features, reply.node).argmax(axis=1)
+                predicted = self._predict(model, message.test_features, reply.node).argmax(axis=1)
             except FloatingPointError as error:
-                log(
-                    WARNING, "the server's accuracy on the test rows of %s is left out: %s", reply.node, error
-                )
+                text = "the server's accuracy on the test rows of %s is left out: %s"
+                log(WARNING, text, reply.node, error)
                 continue
-            found.append(float((predicted == message.test_labels).mean()))
-        return float(np.mean(found)) if found else None
-
-
-class _Rows:
-    """The rows of some clients as one sequence, without a second copy of their features."""
-
-    def __init__(self, replies: Sequence[Reply], teachers: Sequence[Tensor]) -> None:
-        messages = [cast(ClientFeatures, reply.payload) for reply in replies]
-        self.shape = replies[0].node.feature_shape
-        self.features = [message.features for message in messages]
-        self.starts = np.cumsum([0, *(len(part) for part in self.features)])
-        self.labels = torch.cat([torch.from_numpy(message.labels.copy()) for message in messages])
-        self.teachers = torch.cat(list(teachers))
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def take(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return features ``[B, ...]`` in float32, labels ``[B]`` and teachers ``[B, C]``."""
-        chosen = rows.numpy()
-        out = np.empty((len(chosen), self.features[0].shape[1]), dtype=np.float32)
-        owner = np.searchsorted(self.starts, chosen, side="right") - 1
-        for number in np.unique(owner):
-            mine = owner == number
-            out[mine] = self.features[number][chosen[mine] - self.starts[number]]
-        return torch.from_numpy(out).reshape(-1, *self.shape), self.labels[rows], self.teachers[rows]
-
-
-def _logits(reply: Reply) -> NDArray:
-    return cast(ClientFeatures, reply.payload).logits.copy()
+            accuracies.append(float((predicted == message.test_labels).mean()))
+        return float(np.mean(accuracies)) if accuracies else None

@@ -1,8 +1,8 @@
-"""FedHEAD's client half: local training and, where it leads its sector, the sector's distillation."""
+"""FedHEAD's client half: local training and, at a sector's leader, the sector's distillation."""
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 from flwr_kd.client.client import KDClient
 from flwr_kd.client.task import Answer, Task
@@ -11,19 +11,19 @@ from flwr_kd.distillation.student import Distillation, distil_ensemble
 from flwr_kd.transport.payload import PayloadError
 
 from .config import FedHEADConfig
-from .messages import SectorEnsemble
+from .messages import SectorEnsemble, unpack
 
 
-class FedHEADClient(KDClient):
+class FedHEADClient(KDClient[FedHEADConfig]):
     """Trains on cross-entropy; as a leader it distils its sector's models into the global mean (equation 4).
 
-    A leader's distillation uses its training samples without augmentation (``knowledge_set``), and not their
-    labels. For parameters see :class:`flwr_kd.KDClient`.
+    A leader distils on its training samples without augmentation (``knowledge_set``), and ignores their labels. For
+    parameters see :class:`flwr_kd.KDClient`.
 
     Raises
     ------
     DatasetError
-        If the samples for the distillation are none, or come from a loader with a sampler of its own.
+        If there are no samples for the distillation, or they come from a loader with a sampler of its own.
     """
 
     config_class = FedHEADConfig
@@ -33,15 +33,13 @@ class FedHEADClient(KDClient):
         same = self.knowledge_batches is self.train_batches
         check_samples(self.knowledge_batches, "train_set" if same else "knowledge_set")
 
-    def phase_distill(self, task: Task) -> Answer:
+    def phase_distill(self, task: Task[FedHEADConfig]) -> Answer:
         """Distil the ensemble of the sector's models into z, and return the result."""
-        config, message = cast(FedHEADConfig, task.config), task.read(SectorEnsemble)
+        config, message = task.config, task.read(SectorEnsemble)
         if message is None:
             raise PayloadError("a leader needs its sector's weights, none came")
-        models, size = 1 + len(message.weights), len(task.names) or len(self.model.state_dict())
-        if len(task.arrays) != models * size:
-            raise PayloadError(f"{len(task.arrays)} arrays came, expected {models} models of {size}")
-        student, *teachers = (self.named(task, task.arrays[i * size : (i + 1) * size]) for i in range(models))
+        size = len(task.names) or len(self.model.state_dict())
+        student, *teachers = (self.named(task, model) for model in unpack(message, task.arrays, size))
         done = distil_ensemble(
             self.model,
             student,
@@ -58,6 +56,6 @@ class FedHEADClient(KDClient):
         }
         return Answer(self.arrays(task.names), num_examples=len(self.knowledge_batches), metrics=metrics)
 
-    def phase_distill_again(self, task: Task) -> Answer:
-        """Do the same in place of a leader that failed."""
+    def phase_distill_again(self, task: Task[FedHEADConfig]) -> Answer:
+        """Distil in place of a leader that failed."""
         return self.phase_distill(task)

@@ -18,37 +18,37 @@ __all__ = ["assign_sectors", "communication_cost", "draw_leader"]
 def assign_sectors(
     keys: Iterable[int], sectors: int, rng: np.random.Generator, known: Mapping[int, int] | None = None
 ) -> dict[int, int]:
-    """Assign clients to sectors at random, as evenly as can be; those that have a sector keep it.
+    """Assign clients to sectors at random, as evenly as possible; clients with a sector keep it.
 
     Source: FedHEAD, appendix H.1, "randomly partitioned into two sectors".
 
     Parameters
     ----------
     keys : iterable of int
-        The clients that are there. Their order does not matter.
+        The connected clients. Their order does not matter.
     sectors : int
         M, at least 1.
     rng : Generator
-        Decides who goes where.
+        Decides the assignment.
     known : mapping, optional
-        Sectors of clients that have one, of those that are not there, too.
+        Sectors that are assigned already, also of clients that are not connected.
 
     Returns
     -------
     dict
-        Sector ``0..M-1`` of each client, those in ``known`` included. Newcomers fill the smallest sectors: where
-        nothing is known, sizes differ by one at most, and none is empty. Who is not there does not count.
+        Sector ``0..M-1`` of each client, including those in ``known``. New clients fill the sectors with the fewest
+        connected ones: if nothing is known, sizes differ by at most one, and no sector is empty.
 
     Raises
     ------
     ConfigError
-        If nothing is known and there are fewer clients than sectors, there is no sector, or a known one is not
-        one of them.
+        If nothing is known and there are fewer clients than sectors, ``sectors`` is below 1, or a known sector is
+        out of range.
 
     Examples
     --------
-    >>> found = assign_sectors(range(5), 2, np.random.default_rng(0))
-    >>> sorted(found), sorted(np.bincount(list(found.values())).tolist())
+    >>> assigned = assign_sectors(range(5), 2, np.random.default_rng(0))
+    >>> sorted(assigned), sorted(np.bincount(list(assigned.values())).tolist())
     ([0, 1, 2, 3, 4], [2, 3])
     >>> assign_sectors([7], 2, np.random.default_rng(0))
     Traceback (most recent call last):
@@ -56,21 +56,21 @@ def assign_sectors(
     """
     if sectors < 1:
         raise ConfigError(f"sectors must be at least 1, got {sectors}")
-    found, there = dict(known or {}), set(keys)
-    new = sorted(there - set(found))
-    if found and not (min(found.values()) >= 0 and max(found.values()) < sectors):
-        raise ConfigError(f"sectors is {sectors}, but there are clients in sector {max(found.values())}")
-    if not found and len(new) < sectors:
+    assigned, connected = dict(known or {}), set(keys)
+    new = sorted(connected - set(assigned))
+    if assigned and not (min(assigned.values()) >= 0 and max(assigned.values()) < sectors):
+        raise ConfigError(f"sectors is {sectors}, but there are clients in sector {max(assigned.values())}")
+    if not assigned and len(new) < sectors:
         raise ConfigError(
             f"sectors must be at most the number of clients, got {sectors} sectors for {len(new)} clients"
         )
-    present = [sector for key, sector in found.items() if key in there]
+    present = [sector for key, sector in assigned.items() if key in connected]
     size = np.bincount(np.array(present, dtype=np.int64), minlength=sectors)
     for i in rng.permutation(len(new)):
         sector = int(size.argmin())
-        found[new[i]] = sector
+        assigned[new[i]] = sector
         size[sector] += 1
-    return found
+    return assigned
 
 
 def draw_leader(counts: Sequence[int], rng: np.random.Generator, *, leader: str = "random") -> int:
@@ -82,11 +82,11 @@ def draw_leader(counts: Sequence[int], rng: np.random.Generator, *, leader: str 
     Parameters
     ----------
     counts : sequence of int
-        Samples of each candidate, at least 0; all are equally likely if all are 0.
+        Number of samples of each candidate, at least 0; if all are 0, the candidates are equally likely.
     rng : Generator
         Used with ``leader="random"``.
     leader : str
-        ``"random"`` or ``"largest"``; of equally large ones the first.
+        ``"random"`` or ``"largest"``, the first of equally large ones.
 
     Raises
     ------
@@ -109,8 +109,8 @@ def draw_leader(counts: Sequence[int], rng: np.random.Generator, *, leader: str 
 def communication_cost(method: str, *, sectors: int, clients: int, rounds: int) -> int:
     """Return the round trips between sectors and server, each of unit cost: FedHEAD's Table 1.
 
-    Traffic inside a sector is left out. It is what a deployment with a node per sector would have; Flower is a
-    star, where all traffic passes the SuperLink.
+    Traffic inside a sector is not counted, as in a deployment with a node per sector. In Flower, which is a star,
+    all traffic passes the SuperLink.
 
     Parameters
     ----------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from logging import WARNING
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord
@@ -19,18 +19,18 @@ from flwr_kd.server.strategy import KDStrategy
 
 from .config import FedHEADConfig
 from .functional import assign_sectors, draw_leader
-from .messages import SectorEnsemble
+from .messages import pack
 
 
-class FedHEAD(KDStrategy):
+class FedHEAD(KDStrategy[FedHEADConfig]):
     """FedHEAD (Chowdhury et al.), algorithm 1: each sector's leader distils its sector's models on its own data.
 
-    Flower is a star: what the paper sends inside a sector passes the SuperLink here, so that a leader is sent
-    its sector's models by the server. Leaders are drawn among the clients that answered, after local training.
+    Flower is a star: messages that stay inside a sector in the paper pass the SuperLink here, so the server sends a
+    leader its sector's models. Leaders are drawn, after local training, among the clients that replied.
 
-    A leader that fails is replaced once, by another client of its sector drawn in the same way. Where that one
-    fails, too, the mean of the sector's models stands in for the distilled model. A sector without any answer
-    is left out of the round, as is one from which no client is drawn with ``fraction_train`` below 1.
+    A leader that fails is replaced once, by another client of its sector that is drawn in the same way. If that one
+    fails as well, the mean of the sector's models replaces the distilled model. A sector without a reply is left
+    out of the round, as is one from which no client is drawn with ``fraction_train`` below 1.
 
     Parameters
     ----------
@@ -42,17 +42,19 @@ class FedHEAD(KDStrategy):
     Attributes
     ----------
     sectors : dict
-        Sector of each client, by the client's key: a number, or the text of its node config.
+        Sector of each client, by the client's key: a number, or the text in its node config.
     leaders : dict
-        Who distilled in the last round, by sector.
+        Nodes that distilled in the last round, by sector.
     round_trips : int
-        Between sectors and server in this run (Table 1): two per sector and round, one where nobody distilled.
+        Between sectors and server in this run (Table 1): two per sector and round, one if no leader distilled.
+    trained : bool
+        Whether there were replies in this run, or in the one that is resumed.
 
     Raises
     ------
     ConfigError
-        If an option or a hyper-parameter is not allowed, or there may be more sectors than clients:
-        ``min_available_nodes`` must be at least the number of sectors that are drawn.
+        If an option or a hyper-parameter is not allowed, or there could be more random sectors than clients:
+        ``min_available_nodes`` must be at least ``sectors``.
     """
 
     config_class = FedHEADConfig
@@ -62,38 +64,37 @@ class FedHEAD(KDStrategy):
 
     def __init__(self, config: FedHEADConfig | None = None, **options: Any) -> None:
         super().__init__(config, **options)
-        settings = cast(FedHEADConfig, self.config)
-        if settings.assignment == "random" and self.min_available_nodes < settings.sectors:
+        if self.config.assignment == "random" and self.min_available_nodes < self.config.sectors:
             raise ConfigError(
                 f"min_available_nodes must be at least the number of sectors, got {self.min_available_nodes} "
-                f"clients for {settings.sectors} sectors"
+                f"clients for {self.config.sectors} sectors"
             )
         self.sectors: dict[int, int | str] = {}
         self.leaders: dict[int | str, Node] = {}
         self.round_trips = 0
-        self._trained = False
+        self.trained = False
         self._forget_round()
 
     # ------------------------------------------------------------------ sectors and leaders
 
     def accept_node(self, node: Node) -> str | None:
-        """Refuse a client that should name its sector and does not."""
-        if cast(FedHEADConfig, self.config).assignment == "client" and not node.sector:
+        """Refuse a client whose node config must name its sector and does not."""
+        if self.config.assignment == "client" and not node.sector:
             return "its node config names no sector, which assignment=client needs"
         return super().accept_node(node)
 
     def begin(self, nodes: list[Node]) -> None:
-        """Count from 0, and assign the sectors; clients that come later are assigned as a round begins."""
+        """Reset the counter, and assign the sectors; clients that connect later are assigned at a round's start."""
         self.round_trips = 0
         self._assign(nodes)
 
     def select(self, phase: str, server_round: int, nodes: list[Node], answered: list[Node]) -> list[Node]:
-        """Return everyone who is drawn for training, then the leaders, then those in place of failed ones."""
+        """Return the clients that are drawn for training, then the leaders, then replacements of failed leaders."""
         if phase == "train":
             self._forget_round()
             self._assign(nodes)
-            there = {self.sectors[node.key] for node in nodes}
-            for sector in sorted(set(self.sectors.values()) - there, key=str):
+            connected = {self.sectors[node.key] for node in nodes}
+            for sector in sorted(set(self.sectors.values()) - connected, key=str):
                 log(WARNING, "round %d: sector %s has no clients", server_round, sector)
             drawn = super().select(phase, server_round, nodes, answered)
             self._drawn |= {self.sectors[node.key] for node in drawn}
@@ -103,18 +104,13 @@ class FedHEAD(KDStrategy):
             candidates = [reply for reply in replies if reply.node not in self._asked.get(sector, [])]
             if candidates and sector not in self._distilled:
                 rng = numpy_generator(self.seed, phase, server_round, sector)
-                kind = cast(FedHEADConfig, self.config).leader
-                position = draw_leader([reply.num_examples for reply in candidates], rng, leader=kind)
-                chosen[sector] = candidates[position].node
-                self._asked.setdefault(sector, []).append(chosen[sector])
+                counts = [reply.num_examples for reply in candidates]
+                leader = candidates[draw_leader(counts, rng, leader=self.config.leader)].node
+                chosen[sector] = leader
+                self._asked.setdefault(sector, []).append(leader)
                 if phase == "distill-again":
-                    log(
-                        WARNING,
-                        "sector %s: %s leads in place of %s",
-                        sector,
-                        chosen[sector],
-                        self._asked[sector][0],
-                    )
+                    failed = self._asked[sector][0]
+                    log(WARNING, "sector %s: %s leads in place of %s", sector, leader, failed)
         return list(chosen.values())
 
     # ------------------------------------------------------------------ phases
@@ -122,24 +118,22 @@ class FedHEAD(KDStrategy):
     def configure_phase(
         self, phase: str, server_round: int, nodes: list[Node], arrays: ArrayRecord | None
     ) -> Iterable[Outgoing]:
-        """Send the global model; to a leader, z and its sector's models and weights."""
-        if phase == "train":
+        """Send the global model; to a leader, z, its sector's models and their weights."""
+        if phase == "train" or arrays is None:
             return super().configure_phase(phase, server_round, nodes, arrays)
         outgoing = []
         for node in nodes:
             replies = self._replies[self.sectors[node.key]]
-            models = {f"z/{name}": value for name, value in cast(ArrayRecord, arrays).items()}
-            for k, reply in enumerate(replies):
-                record = self.template.record(reply.arrays)
-                models |= {f"{k}/{name}": value for name, value in record.items()}
+            models = [self.template.record(reply.arrays) for reply in replies]
             weights = shares([reply.num_examples for reply in replies])
-            outgoing.append(Outgoing(node, ArrayRecord(models), SectorEnsemble(weights=weights)))
+            record, ensemble = pack(arrays, models, weights)
+            outgoing.append(Outgoing(node, record, ensemble))
         return outgoing
 
     def aggregate_phase(
         self, phase: str, server_round: int, replies: Iterable[Reply], arrays: ArrayRecord | None
     ) -> ArrayRecord | None:
-        """Make the sectors' means and their mean z (steps 10 and 13), or keep what the leaders distilled."""
+        """Average within the sectors and over them to z (steps 10 and 13), or keep what the leaders distilled."""
         if phase != "train":
             for reply in replies:
                 sector = self.sectors[reply.node.key]
@@ -147,21 +141,21 @@ class FedHEAD(KDStrategy):
                 self.leaders[sector] = reply.node
             return None
         replies = list(replies)
-        self._trained = True
+        self.trained = True
         for sector in sorted(self._drawn, key=str):
-            mine = [reply for reply in replies if self.sectors[reply.node.key] == sector]
-            if not mine:
+            members = [reply for reply in replies if self.sectors[reply.node.key] == sector]
+            if not members:
                 log(WARNING, "round %d: sector %s has no answers and is left out", server_round, sector)
                 continue
-            counts = [reply.num_examples for reply in mine]
-            self._replies[sector] = mine
-            self._means[sector] = weighted_mean([reply.arrays for reply in mine], counts)
+            counts = [reply.num_examples for reply in members]
+            self._replies[sector] = members
+            self._means[sector] = weighted_mean([reply.arrays for reply in members], counts)
             self._counts[sector] = sum(counts)
         self.round_trips += len(self._means)
         return self.template.record(weighted_mean(list(self._means.values()), list(self._counts.values())))
 
     def finish_round(self, server_round: int, arrays: ArrayRecord | None) -> ArrayRecord | None:
-        """Average the distilled models (step 20); a sector's mean stands in where its leaders failed."""
+        """Average the distilled models (step 20); where leaders failed, the sector's mean replaces the model."""
         for sector in self._means.keys() - self._distilled.keys():
             log(WARNING, "round %d: nobody distilled in sector %s, its mean stands in", server_round, sector)
         self.round_trips += len(self._distilled)
@@ -173,14 +167,14 @@ class FedHEAD(KDStrategy):
     def merge(
         self, models: Mapping[int | str, list[NDArray]], weights: list[int], server_round: int
     ) -> list[NDArray]:
-        """Return the new global model from the sectors' models: their mean."""
+        """Return the new global model: the mean of the sectors' models."""
         return weighted_mean(list(models.values()), weights)
 
     # ------------------------------------------------------------------ state
 
     def state_arrays(self) -> dict[str, NDArray]:
-        """Return which client is in which sector, where the server decided; nothing before the first answers."""
-        if not self._trained or cast(FedHEADConfig, self.config).assignment == "client":
+        """Return the clients' sectors if the server assigned them; nothing before the first replies."""
+        if not self.trained or self.config.assignment == "client":
             return {}
         return {
             "clients": np.array(list(self.sectors), dtype=np.uint64),
@@ -188,26 +182,26 @@ class FedHEAD(KDStrategy):
         }
 
     def load_state_arrays(self, state: Mapping[str, NDArray]) -> None:
-        """Take the sectors back; without any, they are drawn anew."""
+        """Restore the sectors; without any, they are drawn anew."""
         if state and state.keys() != {"clients", "sectors"}:
             raise ValueError(f"{type(self).__name__} has clients and sectors as state, got {sorted(state)}")
         keys, numbers = state.get("clients", np.array([])), state.get("sectors", np.array([]))
         self.sectors = {int(key): int(number) for key, number in zip(keys, numbers, strict=True)}
-        self._trained = bool(state)
+        self.trained = bool(state)
         self._forget_round()
 
     def _assign(self, nodes: list[Node]) -> None:
-        config = cast(FedHEADConfig, self.config)
-        if config.assignment == "client":
+        count = self.config.sectors
+        if self.config.assignment == "client":
             self.sectors |= {node.key: node.sector for node in nodes}
             return
         rng = numpy_generator(self.seed, "sectors", len(self.sectors))
-        known = cast(dict[int, int], self.sectors)
-        if known and len(set(known.values())) != config.sectors:
+        known = {key: int(sector) for key, sector in self.sectors.items()}
+        if known and len(set(known.values())) != count:
             raise ConfigError(
-                f"sectors is {config.sectors}, the checkpoint's clients are in {len(set(known.values()))}"
+                f"sectors is {count}, the checkpoint's clients are in {len(set(known.values()))}"
             )
-        self.sectors = dict(assign_sectors([node.key for node in nodes], config.sectors, rng, known))
+        self.sectors = dict(assign_sectors([node.key for node in nodes], count, rng, known))
 
     def _forget_round(self, *, keep_leaders: bool = False) -> None:
         self._drawn: set[int | str] = set()
@@ -220,7 +214,7 @@ class FedHEAD(KDStrategy):
             self.leaders = {}
 
 
-class FedHEADPlus(DistillingStrategy, FedHEAD):
+class FedHEADPlus(DistillingStrategy[FedHEADConfig], FedHEAD):
     """FedHEAD+ (section 3.3): FedHEAD whose server distils the leaders' models on unlabelled public data.
 
     Parameters
@@ -233,7 +227,7 @@ class FedHEADPlus(DistillingStrategy, FedHEAD):
     Raises
     ------
     ConfigError, DatasetError
-        As FedHEAD; also if the public data is not what the model takes.
+        As FedHEAD; also if the model does not take the public data.
     """
 
     config_class = FedHEADConfig
@@ -241,8 +235,7 @@ class FedHEADPlus(DistillingStrategy, FedHEAD):
     def merge(
         self, models: Mapping[int | str, list[NDArray]], weights: list[int], server_round: int
     ) -> list[NDArray]:
-        """Average the sectors' models, and distil the ensemble of them into the mean."""
-        epochs = cast(FedHEADConfig, self.config).server_epochs
+        """Average the sectors' models, and distil their ensemble into the mean."""
         names = [f"sector {sector}" for sector in models]
         group = Group(self.distiller, self.template, list(models.values()), weights, names)
-        return self.distil(group, epochs=epochs, server_round=server_round)
+        return self.distil(group, epochs=self.config.server_epochs, server_round=server_round)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,16 +19,16 @@ from .functional import add_noise, classifier_loss, feature_loss, local_knowledg
 from .messages import HyperKnowledge, pack, unpack
 
 
-class FedHKDClient(KDClient):
-    """Trains on cross-entropy plus the two regularisers, then shares what it knows of its classes.
+class FedHKDClient(KDClient[FedHKDConfig]):
+    """Trains on cross-entropy plus the two regularisers, then shares its hyper-knowledge.
 
     Parameters
     ----------
     *args, **kwargs
         See :class:`flwr_kd.KDClient`.
     reproducible_noise : bool
-        Draw the noise from the run's seed, as a simulation needs. The server knows that seed and could take
-        the noise off again, so by default it is drawn from the operating system's randomness.
+        Draw the noise from the run's seed, as a simulation needs. The server knows that seed and could subtract
+        the noise, so by default it is drawn from the operating system's randomness.
     """
 
     config_class = FedHKDConfig
@@ -37,9 +37,9 @@ class FedHKDClient(KDClient):
         super().__init__(*args, **kwargs)
         self._reproducible_noise = reproducible_noise
 
-    def objective(self, task: Task) -> Objective:
+    def objective(self, task: Task[FedHKDConfig]) -> Objective:
         """Return equation 11; cross-entropy alone while there is no global knowledge."""
-        config = cast(FedHKDConfig, task.config)
+        config = task.config
         message = task.read(HyperKnowledge, D=self.feature_dim, C=self.num_classes)
         if message is None:
             return super().objective(task)
@@ -51,7 +51,7 @@ class FedHKDClient(KDClient):
             features = self.model.features(x)
             total = F.cross_entropy(self.model.classify(features), y)
             if config.classifier_weight:
-                # The global representations are not training data: a BatchNorm in the head must not see them.
+                # The global representations are not training data: they must not change a BatchNorm in the head.
                 with batchnorm_frozen(self.model):
                     logits = self.model.classify(representations)
                 term = classifier_loss(logits, predictions, known, config.temperature)
@@ -62,9 +62,9 @@ class FedHKDClient(KDClient):
 
         return loss
 
-    def knowledge(self, task: Task) -> HyperKnowledge:
-        """Return the hyper-knowledge of the classes that the client may share (4), noised (7)."""
-        config = cast(FedHKDConfig, task.config)
+    def knowledge(self, task: Task[FedHKDConfig]) -> HyperKnowledge:
+        """Return the hyper-knowledge of the classes that the client may share (4), with noise (7)."""
+        config = task.config
         features, logits, labels = self.extract(config.batch_size)
         knowledge = local_knowledge(
             features,
@@ -73,7 +73,7 @@ class FedHKDClient(KDClient):
             num_classes=self.num_classes,
             threshold=config.threshold,
             temperature=config.temperature,
-            # The bound is the noise's; without noise it would only distort.
+            # The noise needs the bound; without noise, clipping would only distort.
             clip=config.clip if config.noise != "none" else math.inf,
         )
         if config.noise != "none":
@@ -83,7 +83,7 @@ class FedHKDClient(KDClient):
                 knowledge = noise_predictions(knowledge, sigma=config.sigma, generator=generator)
         return pack(knowledge)
 
-    def _noise_generator(self, task: Task) -> torch.Generator:
+    def _noise_generator(self, task: Task[FedHKDConfig]) -> torch.Generator:
         if self._reproducible_noise:
             return task.generator("noise")
         return torch.Generator().manual_seed(secrets.randbits(63))

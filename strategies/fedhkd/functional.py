@@ -39,7 +39,7 @@ class Knowledge:
     predictions : Tensor
         ``[C, C]`` mean soft predictions.
     counts : Tensor
-        ``[C]``, int64, samples behind each row. 0: there is no knowledge of the class, its rows are zero.
+        ``[C]``, int64, number of samples of each row. 0: there is no knowledge of the class, its rows are zero.
     """
 
     representations: Tensor
@@ -62,7 +62,7 @@ def local_knowledge(
     temperature: float,
     clip: float,
 ) -> Knowledge:
-    r"""Return a client's hyper-knowledge (equation 4), of the classes that it may share.
+    r"""Return a client's hyper-knowledge of the classes that it may share (equation 4).
 
     Parameters
     ----------
@@ -79,13 +79,13 @@ def local_knowledge(
     temperature : float
         T of the soft predictions, positive.
     clip : float
-        ζ: each element of a representation is clipped to [-ζ, ζ] before averaging, which is what Lemma 1
-        asks for and BatchNorm does not guarantee.
+        ζ: each element of a representation is clipped to [-ζ, ζ] before averaging. Lemma 1 needs this, and
+        BatchNorm does not guarantee it.
 
     Returns
     -------
     Knowledge
-        Classes that are absent or below the threshold have count 0. With no samples there is no knowledge.
+        Classes that are absent or below the threshold have count 0; without samples, all of them.
 
     Raises
     ------
@@ -100,7 +100,7 @@ def local_knowledge(
         raise ValueError(f"logits must be [N, {num_classes}], got {list(logits.shape)}")
     means = class_means(features.clamp(-clip, clip), labels, num_classes)
     soft = class_means(soft_targets(logits, temperature), labels, num_classes)
-    # As integers where ν is a fraction like 1/4: N_i^j / N_i in floats may fall below an exact ν.
+    # Compare N_i^j to ν N_i: the quotient N_i^j / N_i in floats may fall below an exact ν such as 1/4.
     shared = (means.counts > 0) & (means.counts.double() >= threshold * labels.shape[0] - 1e-9)
     return _only(shared, Knowledge(means.means, soft.means, means.counts))
 
@@ -130,11 +130,11 @@ def add_noise(knowledge: Knowledge, *, sigma: float, clip: float, generator: tor
 
 
 def noise_predictions(knowledge: Knowledge, *, sigma: float, generator: torch.Generator) -> Knowledge:
-    r"""Noise the mean soft predictions too, which the paper does not.
+    r"""Add noise to the mean soft predictions, which the paper does not.
 
     By the argument of Lemma 1: elements lie in [0, 1], so one sample moves a mean by at most
-    :math:`1 / N^j`, and the noise is :math:`\mathcal{N}(0, (1 / N^j)^2 \sigma^2)` per element. The result is
-    made a distribution again (negative elements to 0, rows divided by their sum), which costs no privacy.
+    :math:`1 / N^j`, and the noise is :math:`\mathcal{N}(0, (1 / N^j)^2 \sigma^2)` per element. Afterwards negative
+    elements are set to 0 and rows divided by their sum, which is post-processing and costs no privacy.
 
     Parameters
     ----------
@@ -150,7 +150,7 @@ def noise_predictions(knowledge: Knowledge, *, sigma: float, generator: torch.Ge
     Knowledge
         Rows without knowledge stay zero. A row without a positive element becomes uniform.
     """
-    # Elements in [0, 1] are elements in [-1/2, 1/2], moved: the bound is 1/2.
+    # [0, 1] is [-1/2, 1/2] shifted, so the bound is 1/2.
     noise = _noise(knowledge.predictions, knowledge.counts, 0.5, sigma, generator)
     noisy = (knowledge.predictions.double() + noise).clamp(min=0)
     total = noisy.sum(dim=1, keepdim=True)
@@ -165,7 +165,7 @@ def aggregate_knowledge(knowledge: Sequence[Knowledge]) -> Knowledge:
     Parameters
     ----------
     knowledge : sequence of Knowledge
-        One per client, at least one. The order changes only rounding.
+        One per client, at least one. Their order affects only rounding.
 
     Returns
     -------
@@ -193,7 +193,7 @@ def classifier_loss(logits: Tensor, predictions: Tensor, known: Tensor, temperat
     predictions : Tensor
         ``[C, C]``, the global soft predictions, constant.
     known : Tensor
-        ``[C]``, bool. Classes without knowledge add 0, but count in n, the number of classes.
+        ``[C]``, bool. Classes without knowledge contribute 0, but count in n, the number of classes.
     temperature : float
         T, positive.
 
@@ -226,7 +226,7 @@ def feature_loss(features: Tensor, labels: Tensor, representations: Tensor, know
     representations : Tensor
         ``[C, D]``, the global representations, constant.
     known : Tensor
-        ``[C]``, bool. Samples of a class without knowledge add 0, and still count in B.
+        ``[C]``, bool. Samples of a class without knowledge contribute 0, but count in B.
 
     Returns
     -------
@@ -246,7 +246,7 @@ def feature_loss(features: Tensor, labels: Tensor, representations: Tensor, know
 
 
 def _noise(means: Tensor, counts: Tensor, bound: float, sigma: float, generator: torch.Generator) -> Tensor:
-    """Draw the Gaussian mechanism's noise on class means ``[C, ...]``, in float64, on the CPU."""
+    """Draw the Gaussian mechanism's noise for class means ``[C, ...]``, in float64, on the CPU."""
     draw = torch.randn(means.shape, generator=generator, dtype=torch.float64)
     std = torch.as_tensor(noise_std(counts.clamp(min=1).cpu().numpy(), bound, sigma), dtype=torch.float64)
     return (draw * std.unsqueeze(1)).to(means.device)

@@ -4,29 +4,28 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from flwr_kd.formulas import Situation
 from flwr_kd.transport.payload import Payload, PayloadError, array, check_magnitude
 
-from ..fedproto.messages import LARGEST_COUNT, check_classes
+from ..fedproto.messages import check_classes, pack_classes, unpack_rows
 from .functional import Knowledge
 
 
 @dataclass(frozen=True, eq=False)
 class HyperKnowledge(Payload, schema="fedhkd.hyper-knowledge", version=2, hint="a smaller feature size D"):
-    """Hyper-knowledge, both ways; only of the classes that have some.
+    """Hyper-knowledge, in both directions; only of the classes that have some.
 
     Attributes
     ----------
     classes : ndarray
         ``[K]``, the class of each row, ascending.
     representations : ndarray
-        ``[K, D]``, mean representations, noised where the client did so.
+        ``[K, D]``, mean representations, from a client with its noise.
     predictions : ndarray
         ``[K, C]``, mean soft predictions; rows sum to 1.
     counts : ndarray
-        ``[K]``, samples behind each row, at least 1.
+        ``[K]``, number of samples of each row, at least 1.
     """
 
     classes: npt.NDArray[np.int64] = array("int64", "K", positions=True)
@@ -35,7 +34,7 @@ class HyperKnowledge(Payload, schema="fedhkd.hyper-knowledge", version=2, hint="
     counts: npt.NDArray[np.int64] = array("int64", "K")
 
     def check(self) -> None:
-        """Refuse classes out of range or twice, counts below 1, huge values, and rows that are no distribution."""
+        """Refuse classes out of range or repeated, counts below 1, huge values, and rows that do not sum to 1."""
         check_classes(self.schema, self.classes, self.counts, self.predictions.shape[1])
         check_magnitude(f"{self.schema}: field 'representations'", self.representations)
         sums = self.predictions.sum(axis=1, dtype=np.float64)
@@ -45,25 +44,19 @@ class HyperKnowledge(Payload, schema="fedhkd.hyper-knowledge", version=2, hint="
 
 def pack(knowledge: Knowledge) -> HyperKnowledge:
     """Return the message of the classes that have knowledge."""
-    known = torch.nonzero(knowledge.known).flatten()
+    known, classes, counts = pack_classes(knowledge.counts)
     return HyperKnowledge(
-        classes=known.numpy().astype(np.int64),
+        classes=classes,
         representations=knowledge.representations[known].float().numpy(),
         predictions=knowledge.predictions[known].float().numpy(),
-        counts=knowledge.counts[known].clamp(max=LARGEST_COUNT).numpy().astype(np.int64),
+        counts=counts,
     )
 
 
 def unpack(message: HyperKnowledge, num_classes: int) -> Knowledge:
-    """Return dense knowledge of all classes; those that the message lacks have count 0."""
-    known = torch.tensor(message.classes)
-    representations = torch.zeros(num_classes, message.representations.shape[1])
-    predictions = torch.zeros(num_classes, num_classes)
-    counts = torch.zeros(num_classes, dtype=torch.int64)
-    representations[known] = torch.tensor(message.representations)
-    predictions[known] = torch.tensor(message.predictions)
-    counts[known] = torch.tensor(message.counts)
-    return Knowledge(representations, predictions, counts)
+    """Return dense knowledge of all classes; those that are not in the message have count 0."""
+    columns = (message.representations, message.predictions, message.counts)
+    return Knowledge(*(unpack_rows(message.classes, rows, num_classes) for rows in columns))
 
 
 def sizes(situation: Situation) -> dict[str, int]:

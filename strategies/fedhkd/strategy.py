@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from logging import WARNING
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -23,20 +23,20 @@ from .functional import Knowledge, aggregate_knowledge
 from .messages import HyperKnowledge, pack, unpack
 
 _DROWNING = 0.5
-"""Noise (std per element) above which the strategy warns; the paper's own setting has 0.16."""
+"""Standard deviation per element above which the noise causes a warning; the paper's setting has 0.16."""
 
 
-class FedHKD(KDStrategy):
+class FedHKD(KDStrategy[FedHKDConfig, HyperKnowledge]):
     """FedHKD (Chen et al., ICLR 2023): weights and per-class hyper-knowledge are averaged.
 
     Algorithm 1, equations 1 and 9. The first round has no knowledge, so clients train on cross-entropy alone.
-    ``gamma=0`` is the paper's FedHKD*. For parameters, see :class:`flwr_kd.KDStrategy`; the
-    hyper-parameters are those of :class:`FedHKDConfig`.
+    ``gamma=0`` is the paper's FedHKD*. For parameters, see :class:`flwr_kd.KDStrategy`; the hyper-parameters are
+    those of :class:`FedHKDConfig`.
 
     Attributes
     ----------
     knowledge : Knowledge or None
-        The global hyper-knowledge; None before the first answers.
+        The global hyper-knowledge; None before the first replies.
     """
 
     config_class = FedHKDConfig
@@ -48,37 +48,41 @@ class FedHKD(KDStrategy):
         self._warned = False
 
     def accept_node(self, node: Node) -> str | None:
-        """Refuse a client with another model, or another number of classes or features than the others."""
+        """Refuse a client whose model, number of classes or number of features differs from the others'."""
         return super().accept_node(node) or self.unlike(node)
 
     def configure_phase(
         self, phase: str, server_round: int, nodes: list[Node], arrays: ArrayRecord | None
     ) -> Iterable[Outgoing]:
-        """Send everyone the global weights and, from round 2 on, the global hyper-knowledge."""
+        """Send all clients the global weights and, from round 2 on, the global hyper-knowledge."""
         payload = None if self.knowledge is None else pack(self.knowledge)
         return [Outgoing(node, arrays, payload) for node in nodes]
 
-    def check_reply(self, phase: str, reply: Reply) -> None:
-        """Refuse knowledge of more samples than the client says it has."""
-        check_counts(cast(HyperKnowledge, reply.payload).counts, reply.num_examples)
+    def check_reply(self, phase: str, reply: Reply[HyperKnowledge]) -> None:
+        """Refuse knowledge of more samples than the client reported."""
+        check_counts(reply.payload.counts, reply.num_examples)
 
     def aggregate_phase(
-        self, phase: str, server_round: int, replies: Iterable[Reply], arrays: ArrayRecord | None
+        self,
+        phase: str,
+        server_round: int,
+        replies: Iterable[Reply[HyperKnowledge]],
+        arrays: ArrayRecord | None,
     ) -> ArrayRecord | None:
         """Average the knowledge by class counts (9) and the weights by sample counts (1)."""
-        came: list[Knowledge] = []
+        local: list[Knowledge] = []
 
-        def noting() -> Iterator[Reply]:
+        def keeping_knowledge() -> Iterator[Reply[HyperKnowledge]]:
             for reply in replies:
-                found = unpack(cast(HyperKnowledge, reply.payload), reply.node.num_classes)
-                came.append(replace(found, counts=found.counts.clamp(max=self.max_examples)))
+                knowledge = unpack(reply.payload, reply.node.num_classes)
+                local.append(replace(knowledge, counts=knowledge.counts.clamp(max=self.max_examples)))
                 yield reply
-                # Else it would still be held while the next is read.
+                # Drop the reference, so that only one reply is in memory.
                 del reply
 
-        mean = super().aggregate_phase(phase, server_round, noting(), arrays)
-        self.knowledge = aggregate_knowledge(came)
-        counts = torch.cat([each.counts for each in came])
+        mean = super().aggregate_phase(phase, server_round, keeping_knowledge(), arrays)
+        self.knowledge = aggregate_knowledge(local)
+        counts = torch.cat([knowledge.counts for knowledge in local])
         self._warn_of_noise(counts[counts > 0].numpy())
         return mean
 
@@ -93,7 +97,7 @@ class FedHKD(KDStrategy):
         }
 
     def load_state_arrays(self, state: Mapping[str, NDArray]) -> None:
-        """Take the global hyper-knowledge back."""
+        """Restore the global hyper-knowledge."""
         self.knowledge = None
         if state:
             self.knowledge = Knowledge(
@@ -103,10 +107,9 @@ class FedHKD(KDStrategy):
             )
 
     def _warn_of_noise(self, counts: NDArray) -> None:
-        config = cast(FedHKDConfig, self.config)
-        if self._warned or config.noise == "none" or not counts.size:
+        if self._warned or self.config.noise == "none" or not counts.size:
             return
-        std = noise_std(counts.astype(np.float64), config.clip, config.sigma)
+        std = noise_std(counts.astype(np.float64), self.config.clip, self.config.sigma)
         if std.max() > _DROWNING:
             self._warned = True
             log(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,17 +19,17 @@ from .config import FedHybConfig
 from .functional import self_distillation_loss
 
 
-class FedHybClient(KDClient):
+class FedHybClient(KDClient[FedHybConfig]):
     """A client of FedHyb, of its ablations and of FedHyb* (section 3.1, algorithm 2).
 
     The model's convolutions, ``Linear`` and BatchNorm layers become slimmable ones that share its weights; names,
-    shapes and what the full network computes stay.
+    shapes and outputs of the full network do not change.
 
     Parameters
     ----------
     model, train_set, test_set, **options
-        See :class:`flwr_kd.KDClient`. Views are rotated and scaled images; inputs that are no images
-        ``[B, K, H, W]`` are their own views.
+        See :class:`flwr_kd.KDClient`. Views are rotated and scaled images; inputs other than images
+        ``[B, K, H, W]`` are used without a change.
 
     Raises
     ------
@@ -48,31 +48,34 @@ class FedHybClient(KDClient):
         try:
             with torch.no_grad(), slimmed(self.model, 0.5):
                 self.model(x)
-        except Exception as error:  # whatever a user's module raises where its code has numbers of channels
+        except (
+            Exception
+        ) as error:  # A user's module may raise anything if its code fixes numbers of channels.
             raise ConfigError(
                 f"model cannot be used: its code does not run with fewer channels ({first_line(error)})"
             ) from None
 
     def wrap(self, model: nn.Module | tuple[nn.Module, nn.Module]) -> nn.Module:
         """Make the model slimmable."""
-        found = super().wrap(model)
+        wrapped = super().wrap(model)
         try:
-            return make_slimmable(found)
+            return make_slimmable(wrapped)
         except ValueError as error:
             raise ConfigError(f"model cannot be used: {error}") from None
 
-    def objective(self, task: Task) -> Objective:
+    def objective(self, task: Task[FedHybConfig]) -> Objective:
         """Return equation 5; the cross-entropy alone without self-distillation (FedHyb³)."""
-        config = cast(FedHybConfig, task.config)
+        config = task.config
         widths, views = task.generator("widths"), task.generator("views")
         scale = (config.min_scale, config.max_scale)
 
         def sub_network(x: Tensor) -> Tensor:
             width = 1 - (1 - config.min_width) * float(torch.rand((), generator=widths, dtype=torch.float64))
             view = random_affine(x, views, degrees=config.degrees, scale=scale)
-            # A width of 1 is the full network, whose statistics are not those of views.
+            # With width 1 this is the full network, whose running statistics must not include views.
             with running_statistics_kept(self.model), slimmed(self.model, width):
-                return cast(Tensor, self.model(view))
+                logits: Tensor = self.model(view)
+            return logits
 
         def loss(x: Tensor, y: Tensor) -> Tensor:
             logits = self.model(x)

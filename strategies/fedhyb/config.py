@@ -11,8 +11,8 @@ from flwr_kd.distillation.config import DistillationConfig
 class FedHybConfig(DistillationConfig):
     """FedHyb and its variants, with the values of the paper's section 4.1 where it gives any.
 
-    a, η, ν and the server's learning rate and epochs were chosen on validation data, see the method's page; the
-    others are ours.
+    a, η, ν and the server's learning rate and epochs were chosen on validation data (see the method's page); the
+    other values are ours.
 
     Raises
     ------
@@ -61,7 +61,7 @@ class FedHybConfig(DistillationConfig):
             )
 
     def server_learning_rate_at(self, server_round: int) -> float:
-        """Return the learning rate of the server's distillation in a round, which falls as the clients' does.
+        """Return the learning rate of the server's distillation in a round, with the clients' decay.
 
         >>> FedHybConfig(server_learning_rate=0.1, lr_decay=0.5, lr_decay_every=1).server_learning_rate_at(3)
         0.025

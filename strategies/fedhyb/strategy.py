@@ -1,11 +1,11 @@
-"""FedHyb's server half: the mean of the models, fine-tuned by distillation of their predictions and features."""
+"""FedHyb's server half: the models' mean, fine-tuned by distillation of their predictions and features."""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from logging import INFO, WARNING
-from typing import Any, cast
+from typing import Any
 
 import torch
 from flwr.app import ArrayRecord
@@ -17,7 +17,8 @@ from torch.utils.data import TensorDataset
 from flwr_kd.checks import ConfigError
 from flwr_kd.distillation.server import DistillingStrategy, Group
 from flwr_kd.distillation.teachers import Matching
-from flwr_kd.models import build_generator
+from flwr_kd.learning.weights import get_weights, load_weights
+from flwr_kd.models import ConditionalGenerator, build_generator
 from flwr_kd.seeding import derive_seed, torch_generator
 from flwr_kd.server.records import NDArray, Reply
 from flwr_kd.server.strategy import KDStrategy
@@ -31,14 +32,14 @@ _GENERATOR = "generator."
 _SAMPLES = "synthetic"
 
 
-class FedHybSelf(KDStrategy):
+class FedHybSelf(KDStrategy[FedHybConfig]):
     """The ablations FedHyb¹ and FedHyb² (section 4.3): clients distil themselves, the server only averages.
 
     Parameters
     ----------
     config : FedHybConfig, optional
-        The hyper-parameters; those of the server's distillation are not used. ``dynamic_weighting=False`` is
-        FedHyb¹.
+        The hyper-parameters, of which those of the server's distillation have no effect.
+        ``dynamic_weighting=False`` is FedHyb¹.
     **options
         See :class:`flwr_kd.KDStrategy`.
 
@@ -51,7 +52,7 @@ class FedHybSelf(KDStrategy):
     config_class = FedHybConfig
 
 
-class FedHyb(DistillingStrategy):
+class FedHyb(DistillingStrategy[FedHybConfig]):
     """FedHyb (Liu et al.): self-distillation at the clients, and the server's ensemble distillation (algorithm 1).
 
     Parameters
@@ -65,7 +66,7 @@ class FedHyb(DistillingStrategy):
     Raises
     ------
     ConfigError, DatasetError
-        If an option or a hyper-parameter is not allowed, or the public data is not what the model takes.
+        If an option or a hyper-parameter is not allowed, or the model does not take the public data.
     """
 
     config_class = FedHybConfig
@@ -74,7 +75,7 @@ class FedHyb(DistillingStrategy):
         self, phase: str, server_round: int, replies: Iterable[Reply], arrays: ArrayRecord | None
     ) -> ArrayRecord | None:
         """Average the models by sample counts (equation 2), and fine-tune the mean on the proxy set (8)."""
-        config = cast(FedHybConfig, self.config)
+        config = self.config
         group = Group.of_replies(self.distiller, self.template, list(replies))
         self.renew_proxy(group.models, server_round)
         distilled = self.distil(
@@ -87,26 +88,26 @@ class FedHyb(DistillingStrategy):
         return self.template.record(distilled)
 
     def renew_proxy(self, models: Sequence[Sequence[NDArray]], server_round: int) -> None:
-        """Change the proxy set before a round's distillation; FedHyb's stays as it is."""
+        """Replace the proxy set before a round's distillation; FedHyb's does not change."""
 
 
 def predictions_and_features(config: FedHybConfig) -> Matching:
-    """Return what the server learns: the clients' mean predictions and mean features, in plain means.
+    """Return the matching of the clients' mean predictions and mean features, which are plain means.
 
-    The global model is in eval mode meanwhile: its running statistics stay those of the clients' data, and with
-    one client there is nothing to learn.
+    The global model is in eval mode: its running statistics stay those of the clients' data, and with one client
+    the gradient is zero.
     """
 
     def outputs(model: Any, x: Tensor) -> tuple[Tensor, ...]:
         features = model.features(x)
         return features, model.classify(features)
 
-    def shared(found: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        features, logits = found
+    def shared(outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        features, logits = outputs
         return features, F.softmax(logits, dim=1)
 
-    def loss(targets: tuple[Tensor, ...], found: tuple[Tensor, ...]) -> Tensor:
-        features, logits = found
+    def loss(targets: tuple[Tensor, ...], outputs: tuple[Tensor, ...]) -> Tensor:
+        features, logits = outputs
         target_features, target_predictions = targets
         return ensemble_distillation_loss(
             logits,
@@ -123,8 +124,8 @@ def predictions_and_features(config: FedHybConfig) -> Matching:
 class FedHybStar(FedHyb):
     """FedHyb*: the proxy set is made at the server, by a generator that is trained without data.
 
-    Before each distillation the generator is trained a few steps against the clients' models, see
-    :func:`~flwr_kd.strategies.fedhyb.synthesis.train_generator`, and makes a new, class-balanced proxy set.
+    Before each distillation the generator is trained for a few steps against the clients' models
+    (:func:`~flwr_kd.strategies.fedhyb.synthesis.train_generator`) and makes a new, class-balanced proxy set.
 
     Parameters
     ----------
@@ -135,15 +136,15 @@ class FedHybStar(FedHyb):
     input_shape : sequence of int
         Shape of one sample, of float32.
     device : str or torch.device
-        Where the server works; ``"auto"``: CUDA, else MPS, else CPU.
+        Where the server trains; ``"auto"``: CUDA, else MPS, else CPU.
     **options
         See :class:`flwr_kd.KDStrategy`.
 
     Raises
     ------
     ConfigError
-        If an option or a hyper-parameter is not allowed, or the model does not take the shape, as one of token
-        ids does not.
+        If an option or a hyper-parameter is not allowed, or the model does not take inputs of this shape, such as a
+        model of token ids.
     """
 
     samples_are = "samples of its own (float32)"
@@ -162,27 +163,26 @@ class FedHybStar(FedHyb):
             empty = torch.zeros(1, *self.input_shape)
         except (TypeError, RuntimeError):
             raise ConfigError(f"input_shape must be the sizes of a sample, got {input_shape!r}") from None
-        # The first proxy set shows whether the model takes the shape; each round has its own.
+        # This first proxy set only checks whether the model takes the shape; each round makes its own.
         super().__init__(config, model=model, public_set=TensorDataset(empty), device=device, **options)
-        self._reset()
+        self.generator = self._new_generator()
+        self.trained = False
 
-    def _reset(self) -> None:
+    def _new_generator(self) -> ConditionalGenerator:
         try:
             generator = build_generator(
                 self.input_shape,
                 num_classes=self.distiller.num_classes,
-                latent_dim=cast(FedHybConfig, self.config).latent_dim,
+                latent_dim=self.config.latent_dim,
                 seed=derive_seed(self.seed, "generator"),
             )
         except ValueError as error:
             raise ConfigError(f"no generator for this model: {error}") from None
-        self.generator = generator.to(self.distiller.device)
-        self.generator.eval()
-        self._trained = False
+        return generator.to(self.distiller.device).eval()
 
     def renew_proxy(self, models: Sequence[Sequence[NDArray]], server_round: int) -> None:
         """Train the generator against the clients' models, and make a new proxy set."""
-        config, device = cast(FedHybConfig, self.config), self.distiller.device
+        config, device = self.config, self.distiller.device
         before = {name: value.clone() for name, value in self.generator.state_dict().items()}
         try:
             loss = train_generator(
@@ -198,28 +198,29 @@ class FedHybStar(FedHyb):
                 draw=torch_generator(self.seed, "synthesis", server_round),
                 device=device,
             )
-            samples = self._proxy(server_round)
+            samples = self.proxy_samples(server_round)
             log(INFO, "trained the generator for %d steps, loss %.4f", config.generator_steps, loss)
-            self._trained = True
+            self.trained = True
         except FloatingPointError as error:
             log(WARNING, "round %d: the generator is left as it was: %s", server_round, error)
             self.generator.load_state_dict(before)
-            samples = self._proxy(server_round)
+            samples = self.proxy_samples(server_round)
         self.distiller.use(TensorDataset(samples))
 
-    def _proxy(self, server_round: int) -> Tensor:
+    def proxy_samples(self, server_round: int) -> Tensor:
+        """Return a round's proxy set ``[N, ...]``, with classes in turn, from the generator as it is."""
         samples, _ = synthesise(
             self.generator,
-            cast(FedHybConfig, self.config).synthetic_samples,
+            self.config.synthetic_samples,
             draw=torch_generator(self.seed, "proxy", server_round),
             device=self.distiller.device,
         )
         return samples
 
     def samples(self, per_class: int = _SHOWN) -> Tensor:
-        """Return samples to look at, ``[C * per_class, ...]`` in the order of classes, one noise for all classes.
+        """Return samples for a picture, ``[C * per_class, ...]`` in the order of classes, with one noise for all.
 
-        Draws do not depend on the round, so that the generator's progress can be seen.
+        The noise does not depend on the round, so that pictures show the generator's progress.
         """
         z = torch.randn(per_class, self.generator.latent_dim, generator=torch_generator(self.seed, "samples"))
         classes = self.distiller.num_classes
@@ -227,39 +228,36 @@ class FedHybStar(FedHyb):
         device = self.distiller.device
         with torch.no_grad():
             self.generator.eval()
-            found: Tensor = self.generator(z.repeat(classes, 1).to(device), labels.to(device)).cpu()
-        return found
+            samples: Tensor = self.generator(z.repeat(classes, 1).to(device), labels.to(device)).cpu()
+        return samples
 
     def state_arrays(self) -> dict[str, NDArray]:
-        """Return the generator's weights and, of images, :meth:`samples`; nothing before it is trained."""
-        if not self._trained:
+        """Return the generator's weights and, for images, :meth:`samples`; nothing before it is trained."""
+        if not self.trained:
             return {}
-        state = {
-            _GENERATOR + name: value.cpu().numpy().copy()
-            for name, value in self.generator.state_dict().items()
-        }
+        state = {_GENERATOR + name: value for name, value in get_weights(self.generator).items()}
         if len(self.input_shape) == 3:
             state[_SAMPLES] = self.samples().numpy()
         return state
 
     def load_state_arrays(self, state: Mapping[str, NDArray]) -> None:
-        """Take the generator back.
+        """Restore the generator; without a state, start anew.
 
         Raises
         ------
         ValueError
             If the state is not that of such a generator.
         """
-        self._reset()
+        self.generator, self.trained = self._new_generator(), False
         if not state:
             return
         weights = {
-            name.removeprefix(_GENERATOR): torch.from_numpy(value.copy())
+            name.removeprefix(_GENERATOR): value
             for name, value in state.items()
             if name.startswith(_GENERATOR)
         }
         try:
-            self.generator.load_state_dict(weights)
+            load_weights(self.generator, weights)
         except RuntimeError as error:
             raise ValueError(f"the state is not this generator's: {error}") from None
-        self._trained = True
+        self.trained = True

@@ -1,9 +1,9 @@
-"""FedMD's client half: a model of its own, which may begin with labelled public data."""
+"""FedMD's client half: a personal model, which can be trained on labelled public data first."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any
 
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
@@ -17,11 +17,11 @@ from flwr_kd.public_data.client import PublicKnowledgeClient
 from .config import FedMDConfig
 
 
-class FedMDClient(PublicKnowledgeClient):
+class FedMDClient(PublicKnowledgeClient[FedMDConfig]):
     """Trains on its own data, predicts public samples, and learns the mean of all predictions.
 
-    With ``warmup-epochs`` it learns the public data's labels before its first training in a run: these must then be
-    among the model's classes. For parameters see :class:`flwr_kd.public_data.client.PublicKnowledgeClient`.
+    With ``warmup-epochs`` it trains on the public data's labels before its first training in a run; these must then
+    be among the model's classes. For parameters see :class:`flwr_kd.public_data.client.PublicKnowledgeClient`.
     """
 
     config_class = FedMDConfig
@@ -32,17 +32,17 @@ class FedMDClient(PublicKnowledgeClient):
         super().__init__(*args, public_set=public_set, **kwargs)
         self._labelled = public_set
 
-    def prepare(self, task: Task) -> None:
-        """Learn the labelled public data (FedMD, transfer learning).
+    def prepare(self, task: Task[FedMDConfig]) -> None:
+        """Train on the labelled public data (FedMD's transfer learning).
 
         Raises
         ------
         ConfigError
-            If there is no public data here.
+            If this client has no public data.
         DatasetError
-            If it has no labels, or others than 0..C-1.
+            If the public data has no labels, or labels outside 0..C-1.
         """
-        config = cast(FedMDConfig, task.config)
+        config = task.config
         if not config.warmup_epochs:
             return
         if self._labelled is None:

@@ -9,7 +9,7 @@ from flwr_kd.public_data.config import PublicKnowledgeConfig
 
 @dataclass(frozen=True, kw_only=True)
 class FedMDConfig(PublicKnowledgeConfig):
-    """FedMD with the values of KT-pFL's comparison (its B.2)."""
+    """FedMD with the values of KT-pFL's comparison (its appendix B.2)."""
 
     warmup_epochs: int = hyper(
         0,

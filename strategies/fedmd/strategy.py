@@ -1,17 +1,18 @@
-"""FedMD's server half: the mean of all soft predictions is everyone's target."""
+"""FedMD's server half: the mean of all soft predictions is every client's target."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
+from flwr_kd.public_data.messages import SoftPredictions
 from flwr_kd.public_data.server import PublicKnowledgeStrategy
 from flwr_kd.server.records import Reply
 
 from .config import FedMDConfig
 
 
-class FedMD(PublicKnowledgeStrategy):
-    """FedMD (Li and Wang 2019): clients of any architecture learn the mean of all predictions of public data.
+class FedMD(PublicKnowledgeStrategy[FedMDConfig]):
+    """FedMD (Li and Wang 2019): clients of any architecture learn the mean of all predictions on public data.
 
     For parameters see :class:`flwr_kd.public_data.server.PublicKnowledgeStrategy`.
 
@@ -23,6 +24,8 @@ class FedMD(PublicKnowledgeStrategy):
 
     config_class = FedMDConfig
 
-    def targets(self, server_round: int, replies: list[Reply], predictions: Tensor) -> Tensor:
+    def targets(
+        self, server_round: int, replies: list[Reply[SoftPredictions]], predictions: Tensor
+    ) -> Tensor:
         """Return the consensus, the unweighted mean ``[K, C]``, for each client."""
         return predictions.double().mean(dim=0).to(predictions.dtype).expand_as(predictions)

@@ -1,8 +1,6 @@
-"""FedProto's client half: a personal model, drawn towards the global prototypes."""
+"""FedProto's client half: a personal model, trained towards the global prototypes."""
 
 from __future__ import annotations
-
-from typing import cast
 
 from torch import Tensor
 from torch.nn import functional as F
@@ -15,7 +13,7 @@ from .functional import class_means, prototype_loss
 from .messages import Prototypes, pack, unpack
 
 
-class FedProtoClient(KDClient):
+class FedProtoClient(KDClient[FedProtoConfig]):
     """Cross-entropy plus λ times the distance of the batch's prototypes to the global ones.
 
     The model stays at the client, in ``context.state`` or its ``state-dir``.
@@ -24,23 +22,22 @@ class FedProtoClient(KDClient):
     config_class = FedProtoConfig
     personal = True
 
-    def objective(self, task: Task) -> Objective:
-        """Return cross-entropy, with the regulariser once there are global prototypes."""
-        weight = cast(FedProtoConfig, task.config).proto_weight
+    def objective(self, task: Task[FedProtoConfig]) -> Objective:
+        """Return cross-entropy, plus the regulariser once there are global prototypes."""
         message = task.read(Prototypes, D=self.feature_dim)
         if message is None:
             return super().objective(task)
-        known = unpack(message)
-        prototypes, present = known.means.to(self.device), (known.counts > 0).to(self.device)
+        global_means = unpack(message)
+        prototypes, known = global_means.means.to(self.device), (global_means.counts > 0).to(self.device)
 
         def loss(x: Tensor, y: Tensor) -> Tensor:
             features = self.model.features(x)
-            term = prototype_loss(features, y, prototypes, present)
-            return F.cross_entropy(self.model.classify(features), y) + weight * term
+            term = prototype_loss(features, y, prototypes, known)
+            return F.cross_entropy(self.model.classify(features), y) + task.config.proto_weight * term
 
         return loss
 
-    def knowledge(self, task: Task) -> Prototypes:
+    def knowledge(self, task: Task[FedProtoConfig]) -> Prototypes:
         """Return the prototypes of the client's classes."""
         features, _, labels = self.extract(task.config.batch_size)
         return pack(class_means(features, labels, self.num_classes))

@@ -19,12 +19,12 @@ __all__ = ["ClassMeans", "aggregate_means", "class_means", "prototype_loss"]
 
 @dataclass(frozen=True)
 class ClassMeans:
-    """A mean per class, and of how many samples it is.
+    """A mean per class, and its number of samples.
 
     Attributes
     ----------
     means : Tensor
-        ``[C, D]``; the row of a class with count 0 is zero and means nothing.
+        ``[C, D]``; the row of a class with count 0 is zero.
     counts : Tensor
         ``[C]``, int64.
     """
@@ -34,7 +34,7 @@ class ClassMeans:
 
 
 def class_means(values: Tensor, labels: Tensor, num_classes: int) -> ClassMeans:
-    r"""Return the mean of the rows of each class: :math:`\bar h^j = \frac{1}{N^j} \sum_k h^{j,k}`.
+    r"""Return the mean of each class's rows: :math:`\bar h^j = \frac{1}{N^j} \sum_k h^{j,k}`.
 
     Source: FedProto, the local prototype; FedHKD, equation 4. Differentiable in ``values``.
 
@@ -68,7 +68,7 @@ def class_means(values: Tensor, labels: Tensor, num_classes: int) -> ClassMeans:
         )
     index = class_index(labels, num_classes)
     counts = torch.bincount(index, minlength=num_classes)
-    # In float64, where the device has it: a float32 sum of 50,000 equal values is off in the fourth digit.
+    # In float64 where the device has it: a float32 sum of 50,000 equal values is wrong in the fourth digit.
     precise = values.dtype if values.device.type == "mps" else torch.float64
     sums = values.new_zeros(num_classes, values.shape[1], dtype=precise)
     sums = sums.index_add(0, index, values.to(precise))
@@ -105,12 +105,12 @@ def aggregate_means(means: Sequence[Tensor], counts: Sequence[Tensor]) -> ClassM
     means : sequence of Tensor
         One ``[C, D]`` per client.
     counts : sequence of Tensor
-        One ``[C]`` per client; a count of 0 leaves the client's row out.
+        One ``[C]`` per client; a row with count 0 is left out.
 
     Returns
     -------
     ClassMeans
-        In the input's dtype; summed in float64 in the order given. A class that no client has gets count 0.
+        In the input's dtype; summed in float64, in the given order. A class that no client has has count 0.
 
     Raises
     ------
@@ -151,7 +151,7 @@ def prototype_loss(features: Tensor, labels: Tensor, prototypes: Tensor, known: 
     prototypes : Tensor
         ``[C, D]``, constant.
     known : Tensor
-        ``[C]``, bool: the classes that have a global prototype. Others add 0 and have no gradient.
+        ``[C]``, bool: the classes that have a global prototype. Others contribute 0 and no gradient.
 
     Returns
     -------
@@ -170,7 +170,7 @@ def prototype_loss(features: Tensor, labels: Tensor, prototypes: Tensor, known: 
 
 
 def check_features(features: Tensor, prototypes: Tensor) -> None:
-    """Refuse features ``[B, D]`` and prototypes ``[C, D]`` of different size, which torch would broadcast.
+    """Refuse features ``[B, D]`` and prototypes ``[C, D]`` of different D, which PyTorch might broadcast.
 
     Raises
     ------

@@ -1,22 +1,23 @@
-"""What travels in FedProto."""
+"""What travels in FedProto: class prototypes. FedHKD uses the functions for rows by class."""
 
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from flwr_kd.transport.payload import Payload, PayloadError, array, check_magnitude
 
 from .functional import ClassMeans
 
 LARGEST_COUNT = 2**40
-"""Of samples behind a class, in a message; the server's sums end here, too."""
+"""Largest number of samples of a class in a message, so that the server's sums cannot overflow."""
 
 
 @dataclass(frozen=True, eq=False)
 class Prototypes(Payload, schema="fedproto.prototypes", version=2, hint="a smaller feature size D"):
-    """Class prototypes, both ways; only of the classes that have one.
+    """Class prototypes, in both directions; only of the classes that have one.
 
     Attributes
     ----------
@@ -25,7 +26,7 @@ class Prototypes(Payload, schema="fedproto.prototypes", version=2, hint="a small
     prototypes : ndarray
         ``[K, D]``.
     counts : ndarray
-        ``[K]``, samples behind each row, at least 1.
+        ``[K]``, number of samples of each row, at least 1.
     num_classes : int
         C.
     """
@@ -36,7 +37,7 @@ class Prototypes(Payload, schema="fedproto.prototypes", version=2, hint="a small
     num_classes: int = 0
 
     def check(self) -> None:
-        """Refuse classes out of range or given twice, counts below 1, and huge values."""
+        """Refuse classes that are out of range or repeated, counts below 1, and huge values."""
         check_classes(self.schema, self.classes, self.counts, self.num_classes)
         check_magnitude(f"{self.schema}: field 'prototypes'", self.prototypes)
 
@@ -53,7 +54,7 @@ def check_classes(
     """
     if not 1 <= num_classes <= 2**31:
         raise PayloadError(f"{schema}: field 'num_classes' must be at least 1, got {num_classes}")
-    # That they ascend from 0 is checked already: they are positions.
+    # The payload has checked that they ascend from 0, since they are declared as positions.
     if classes.size and classes[-1] >= num_classes:
         raise PayloadError(f"{schema}: field 'classes' must be ascending, each once, in 0..{num_classes - 1}")
     if counts.size and (counts.min() < 1 or counts.max() > LARGEST_COUNT):
@@ -61,7 +62,7 @@ def check_classes(
 
 
 def check_counts(counts: npt.NDArray[np.int64], num_examples: int) -> None:
-    """Refuse knowledge of more samples than the client says it has.
+    """Refuse knowledge of more samples than the client reported.
 
     Raises
     ------
@@ -73,22 +74,32 @@ def check_counts(counts: npt.NDArray[np.int64], num_examples: int) -> None:
         raise PayloadError(f"knowledge of {total} samples from a client with {num_examples}")
 
 
+def pack_classes(counts: Tensor) -> tuple[Tensor, npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return the classes with samples, of counts ``[C]``: as an index, and as a message's classes and counts."""
+    known = torch.nonzero(counts > 0).flatten()
+    packed = counts[known].clamp(max=LARGEST_COUNT).numpy().astype(np.int64)
+    return known, known.numpy().astype(np.int64), packed
+
+
+def unpack_rows(classes: npt.NDArray[np.int64], rows: npt.NDArray[np.generic], num_classes: int) -> Tensor:
+    """Return dense rows ``[C, ...]`` from those of a message ``[K, ...]``; rows of other classes are zero."""
+    values = torch.tensor(rows)
+    dense = torch.zeros(num_classes, *values.shape[1:], dtype=values.dtype)
+    dense[torch.tensor(classes)] = values
+    return dense
+
+
 def pack(prototypes: ClassMeans) -> Prototypes:
     """Return the message of the classes that have a prototype."""
-    known = torch.nonzero(prototypes.counts > 0).flatten()
-    return Prototypes(
-        classes=known.numpy().astype(np.int64),
-        prototypes=prototypes.means[known].float().numpy(),
-        counts=prototypes.counts[known].clamp(max=LARGEST_COUNT).numpy().astype(np.int64),
-        num_classes=len(prototypes.counts),
-    )
+    known, classes, counts = pack_classes(prototypes.counts)
+    means = prototypes.means[known].float().numpy()
+    return Prototypes(classes, means, counts, num_classes=len(prototypes.counts))
 
 
 def unpack(message: Prototypes) -> ClassMeans:
-    """Return dense means ``[C, D]``; classes that the message lacks have count 0."""
-    known = torch.tensor(message.classes)
-    means = torch.zeros(message.num_classes, message.prototypes.shape[1])
-    counts = torch.zeros(message.num_classes, dtype=torch.int64)
-    means[known] = torch.tensor(message.prototypes)
-    counts[known] = torch.tensor(message.counts)
+    """Return dense means ``[C, D]``; classes that are not in the message have count 0."""
+    means, counts = (
+        unpack_rows(message.classes, rows, message.num_classes)
+        for rows in (message.prototypes, message.counts)
+    )
     return ClassMeans(means, counts)

@@ -17,11 +17,11 @@ from .functional import ClassMeans, aggregate_means
 from .messages import Prototypes, check_counts, pack, unpack
 
 
-class FedProto(KDStrategy):
+class FedProto(KDStrategy[FedProtoConfig, Prototypes]):
     """FedProto (Tan et al., AAAI 2022): class prototypes are exchanged, and no weights.
 
-    Clients may have different models with the same feature size. There is no global model. For parameters,
-    see :class:`flwr_kd.KDStrategy`; ``initial_arrays`` may be empty and is not sent.
+    Clients may have heterogeneous models with the same feature size. There is no global model. For parameters, see
+    :class:`flwr_kd.KDStrategy`; ``initial_arrays`` may be empty and is not sent.
     """
 
     config_class = FedProtoConfig
@@ -30,34 +30,33 @@ class FedProto(KDStrategy):
     sends_weights = False
 
     prototypes: ClassMeans | None = None
-    """The global prototypes; None before the first answers."""
+    """The global prototypes; None before the first replies."""
 
     def accept_node(self, node: Node) -> str | None:
-        """Refuse a client with another number of classes or features than the others."""
+        """Refuse a client whose number of classes or features differs from the others'."""
         return self.unlike(node)
 
     def configure_phase(
         self, phase: str, server_round: int, nodes: list[Node], arrays: ArrayRecord | None
     ) -> Iterable[Outgoing]:
-        """Send everyone the global prototypes, where there are any."""
+        """Send all clients the global prototypes, once there are any."""
         payload = None if self.prototypes is None else pack(self.prototypes)
         return [Outgoing(node, payload=payload) for node in nodes]
 
-    def check_reply(self, phase: str, reply: Reply) -> None:
-        """Refuse another number of classes, and prototypes of more samples than the client says it has."""
+    def check_reply(self, phase: str, reply: Reply[Prototypes]) -> None:
+        """Refuse another number of classes, and prototypes of more samples than the client reported."""
         message = reply.payload
-        assert isinstance(message, Prototypes)
         if message.num_classes != reply.node.num_classes:
             raise PayloadError(f"{message.num_classes} classes, expected {reply.node.num_classes}")
         check_counts(message.counts, reply.num_examples)
 
     def aggregate_phase(
-        self, phase: str, server_round: int, replies: Iterable[Reply], arrays: ArrayRecord | None
+        self, phase: str, server_round: int, replies: Iterable[Reply[Prototypes]], arrays: ArrayRecord | None
     ) -> ArrayRecord | None:
-        """Average the prototypes, weighted by class counts; a class without an answer has none."""
-        means = [unpack(r.payload) for r in replies if isinstance(r.payload, Prototypes)]
-        counts = [m.counts.clamp(max=self.max_examples) for m in means]
-        self.prototypes = aggregate_means([m.means for m in means], counts)
+        """Average the prototypes, weighted by class counts; a class in no reply has none."""
+        local = [unpack(reply.payload) for reply in replies]
+        counts = [means.counts.clamp(max=self.max_examples) for means in local]
+        self.prototypes = aggregate_means([means.means for means in local], counts)
         return None
 
     def state_arrays(self) -> dict[str, NDArray]:
@@ -67,7 +66,7 @@ class FedProto(KDStrategy):
         return {"means": self.prototypes.means.numpy(), "counts": self.prototypes.counts.numpy()}
 
     def load_state_arrays(self, state: Mapping[str, NDArray]) -> None:
-        """Take the global prototypes back."""
+        """Restore the global prototypes."""
         self.prototypes = None
         if state:
             self.prototypes = ClassMeans(torch.tensor(state["means"]), torch.tensor(state["counts"]))

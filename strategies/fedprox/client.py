@@ -1,7 +1,5 @@
 """FedProx's client half: cross-entropy and the proximal term."""
 
-from typing import cast
-
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -12,19 +10,19 @@ from .config import FedProxConfig
 from .functional import proximal_term
 
 
-class FedProxClient(KDClient):
-    """Adds μ/2 · ‖w - w_t‖² to the loss, w_t being the round's global weights."""
+class FedProxClient(KDClient[FedProxConfig]):
+    """Adds μ/2 · ‖w - w_t‖² to the loss, where w_t are the round's global weights."""
 
     config_class = FedProxConfig
 
-    def objective(self, task: Task) -> Objective:
+    def objective(self, task: Task[FedProxConfig]) -> Objective:
         """Return cross-entropy plus the proximal term."""
-        mu = cast(FedProxConfig, task.config).proximal_mu
         parameters = [p for p in self.model.parameters() if p.requires_grad]
-        # A list of copies: the weights of the round's start, for every batch.
+        # Copies of the weights at the start of the round; a list, since each batch reads it again.
         reference = [p.detach().clone() for p in parameters]
 
         def loss(x: Tensor, y: Tensor) -> Tensor:
-            return F.cross_entropy(self.model(x), y) + proximal_term(parameters, reference, mu)
+            term = proximal_term(parameters, reference, task.config.proximal_mu)
+            return F.cross_entropy(self.model(x), y) + term
 
         return loss

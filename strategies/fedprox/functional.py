@@ -1,4 +1,4 @@
-"""FedProx's client half: the proximal term.
+"""FedProx's maths: the proximal term.
 
 Source: Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020.
 """
@@ -17,15 +17,15 @@ __all__ = ["proximal_term"]
 def proximal_term(parameters: Iterable[Tensor], reference: Iterable[Tensor], mu: float) -> Tensor:
     r"""Return :math:`\frac{\mu}{2} \| w - w_t \|^2`, summed over all parameters.
 
-    The norm is squared: its gradient is μ(w - w_t). Buffers take no part.
+    The norm is squared: its gradient is μ(w - w_t). Buffers are not included.
 
     Parameters
     ----------
     parameters : iterable of Tensor
-        The weights that are trained.
+        The trained weights.
     reference : iterable of Tensor
-        The round's global weights, constant, in the same order. To be used again in the next batch it must
-        be a list: a generator is empty from then on, which is refused here.
+        The round's global weights, constant, in the same order. It must be a list to be used for several batches:
+        a generator is empty after the first one, which is an error here.
     mu : float
         μ, at least 0.
 

@@ -5,11 +5,10 @@ from flwr_kd.server.strategy import KDStrategy
 from .config import FedProxConfig
 
 
-class FedProx(KDStrategy):
+class FedProx(KDStrategy[FedProxConfig]):
     """FedProx (Li et al., MLSys 2020): the server averages as FedAvg's does.
 
-    μ travels under Flower's own key, ``proximal-mu``. For parameters, see
-    :class:`flwr_kd.KDStrategy`.
+    μ travels under Flower's own key, ``proximal-mu``. For parameters, see :class:`flwr_kd.KDStrategy`.
     """
 
     config_class = FedProxConfig

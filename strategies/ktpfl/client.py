@@ -1,8 +1,6 @@
-"""KT-pFL's client halves: a model of its own, and steps towards what the server mixed for it."""
+"""KT-pFL's client halves: a personal model, trained towards the mixture that the server makes for the client."""
 
 from __future__ import annotations
-
-from typing import cast
 
 import torch
 
@@ -18,7 +16,7 @@ from .functional import distance_scale, transferred
 from .messages import HAS_MODEL
 
 
-class KTpFLClient(PublicKnowledgeClient):
+class KTpFLClient(PublicKnowledgeClient[KTpFLConfig]):
     """Trains on its own data, predicts public samples, and learns its personalised soft predictions.
 
     For parameters see :class:`flwr_kd.public_data.client.PublicKnowledgeClient`.
@@ -27,22 +25,22 @@ class KTpFLClient(PublicKnowledgeClient):
     config_class = KTpFLConfig
 
 
-class KTpFLWeightsClient(KDClient):
+class KTpFLWeightsClient(KDClient[KTpFLWeightsConfig]):
     """Trains its model, sends it, and takes steps towards its personal global model (equations 9 and 10).
 
-    The model stays at the client, too. For parameters see :class:`flwr_kd.KDClient`.
+    The client also keeps the model. For parameters see :class:`flwr_kd.KDClient`.
     """
 
     config_class = KTpFLWeightsConfig
     personal = True
 
-    def load(self, task: Task) -> None:
-        """Take the client's own model of this run, else the one that the server sent, else the one as it was built.
+    def load(self, task: Task[KTpFLWeightsConfig]) -> None:
+        """Load the client's own model of this run, else the server's, else keep the model as it was built.
 
         Raises
         ------
         StateError
-            If the server goes by a model of an earlier round that is not here.
+            If the server expects a model of an earlier round that is missing.
         """
         if self.load_own():
             return
@@ -50,16 +48,16 @@ class KTpFLWeightsClient(KDClient):
             load_weights(self.model, self.named(task, task.arrays))
         elif task.extra.get(HAS_MODEL):
             raise StateError(
-                "no model of an earlier round is kept here: it was lost; the server sends one anew"
+                "no model of an earlier round is kept here: it was lost; the server sends one in the next round"
             )
 
-    def phase_train(self, task: Task) -> Answer:
+    def phase_train(self, task: Task[KTpFLWeightsConfig]) -> Answer:
         """Train on the local data (equation 9), and return the model.
 
         Raises
         ------
         FloatingPointError
-            If training leads beyond all numbers. The model of before is kept.
+            If the loss or the weights are no longer finite. The model stays what it was before the phase.
         """
         self.load(task)
         loss = self.train(task, self.objective(task))
@@ -71,19 +69,19 @@ class KTpFLWeightsClient(KDClient):
             metrics={"train-loss": loss},
         )
 
-    def phase_distill(self, task: Task) -> Answer:
+    def phase_distill(self, task: Task[KTpFLWeightsConfig]) -> Answer:
         """Take R steps towards the personal global model (equation 10), and measure.
 
         Raises
         ------
         ConfigError
-            If a step would go beyond the target.
+            If a step would overshoot the target.
         StateError
-            If the model of this round's training is not there.
+            If the model of this round's training is missing.
         FloatingPointError
-            If the new model's outputs are not finite. The model of before is kept.
+            If the new model's outputs are not finite. The model stays what it was before the phase.
         """
-        config = cast(KTpFLWeightsConfig, task.config)
+        config = task.config
         self.load_trained()
         target = self.named(task, task.arrays)
         names = list(target)
@@ -95,14 +93,14 @@ class KTpFLWeightsClient(KDClient):
                 f"distill-learning-rate times distill-weight must be <= {0.5 / scale:g} for this model with "
                 f"reduction={config.reduction}, or a step goes beyond the target; got {rate:g}"
             )
-        found = transferred(
+        moved = transferred(
             own,
             [target[name] for name in names],
             learning_rate=rate,
             steps=config.distill_steps,
             scale=scale,
         )
-        load_weights(self.model, dict(zip(names, found, strict=True)))
+        load_weights(self.model, dict(zip(names, moved, strict=True)))
         with torch.no_grad():
             outputs = self.model.eval()(self.train_batches.example().to(self.device))
         if not bool(torch.isfinite(outputs).all()):

@@ -14,7 +14,7 @@ COEFFICIENTS = ("learned", "cosine", "top-k")
 
 @dataclass(frozen=True, kw_only=True)
 class CoefficientConfig(MethodConfig):
-    """What learning the knowledge coefficient matrix needs."""
+    """Hyper-parameters of learning the knowledge coefficient matrix."""
 
     coefficient_learning_rate: float = hyper(0.01, "η₃, learning rate of the coefficient matrix", ge=0)
     rho: float = hyper(0.6, "ρ, weight of the pull of all coefficients towards 1/N", ge=0)
@@ -36,7 +36,7 @@ class CoefficientConfig(MethodConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class KTpFLConfig(PublicKnowledgeConfig, CoefficientConfig):
-    """KT-pFL, Sim-pFL and TopK-pFL with the values of KT-pFL's heterogeneous experiments (its B.2)."""
+    """KT-pFL, Sim-pFL and TopK-pFL with the values of KT-pFL's heterogeneous experiments (its appendix B.2)."""
 
     coefficients: str = hyper(
         "learned",
@@ -59,7 +59,7 @@ class KTpFLConfig(PublicKnowledgeConfig, CoefficientConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class KTpFLWeightsConfig(CoefficientConfig):
-    """KT-pFL on models with the values of its homogeneous experiments (B.2)."""
+    """KT-pFL on models with the values of its homogeneous experiments (appendix B.2)."""
 
     local_epochs: int = hyper(20, "E, passes over the client's training data per round", ge=1)
     batch_size: int = hyper(32, "samples per training batch", ge=1)

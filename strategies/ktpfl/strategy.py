@@ -1,15 +1,17 @@
-"""KT-pFL's server half: a matrix that says how much each client learns from each other one."""
+"""KT-pFL's server half: the knowledge coefficient matrix, the weights with which clients learn from each other."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
 from flwr.app import ArrayRecord
 from torch import Tensor
 
+from flwr_kd.learning.weights import by_prefix, with_prefix
+from flwr_kd.public_data.messages import SoftPredictions
 from flwr_kd.public_data.server import PublicKnowledgeStrategy
 from flwr_kd.server.aggregation import shares
 from flwr_kd.server.records import NDArray, Node, Outgoing, Reply
@@ -35,16 +37,16 @@ from .messages import HAS_MODEL
 
 
 class CoefficientMatrix:
-    """The knowledge coefficient matrix c of all clients that were ever there, by the keys of their nodes.
+    """The knowledge coefficient matrix c of all clients that ever replied, by the keys of their nodes.
 
     Attributes
     ----------
     clients : list of int
         Keys of rows and columns, ascending.
     values : Tensor
-        ``[N, N]``, float64: row n holds client n's weights over all clients. At first 1/N.
+        ``[N, N]``, float64: row n holds client n's weights over all clients, initially 1/N.
     expected : list of int
-        Keys of clients that come in with the first that are admitted.
+        Keys of clients that are added together with the first that are admitted.
     """
 
     def __init__(self, clients: Iterable[int] = (), values: Tensor | None = None) -> None:
@@ -54,7 +56,7 @@ class CoefficientMatrix:
         self.expected: list[int] = []
 
     def expect(self, nodes: Iterable[Node]) -> None:
-        """Let those who are there when a run begins come in together; in one that is resumed they did."""
+        """Note the clients of a run's start, which are added together; a resumed run has them already."""
         self.expected = [] if self.clients else [node.key for node in nodes]
 
     def admit(self, clients: Iterable[int]) -> None:
@@ -72,35 +74,35 @@ class CoefficientMatrix:
         return torch.tensor([where[client] for client in clients], dtype=torch.int64)
 
     def of(self, clients: Sequence[int]) -> Tensor:
-        """Return the weights of those who are there, ``[P, P]``, renormalised over them."""
+        """Return the participants' weights ``[P, P]``, renormalised over the participants."""
         return of_participants(self.values, self.positions(clients))
 
     def update(self, clients: Sequence[int], weights: Tensor) -> None:
-        """Take new weights ``[P, P]`` of those who are there; the counterpart of :meth:`of`."""
+        """Set the participants' weights ``[P, P]``; the counterpart of :meth:`of`."""
         self.values = with_participants(self.values, self.positions(clients), weights)
 
     def replace(self, clients: Sequence[int], weights: Tensor) -> None:
-        """Make the rows of those who are there anew from weights ``[P, P]``: 0 for all that are absent."""
+        """Replace the participants' rows by weights ``[P, P]``, with 0 for absent clients."""
         rows = self.positions(clients)
         self.values[rows] = 0.0
         self.values[rows[:, None], rows] = weights.double()
 
     def to_state(self) -> dict[str, NDArray]:
-        """Return the matrix and its clients as named arrays; nothing where there are none."""
+        """Return the matrix and its clients as named arrays; nothing without clients."""
         if not self.clients:
             return {}
-        # Keys are partition ids, or Flower's node ids, which need all 64 bits.
+        # Keys are partition ids or Flower's node ids, which need all 64 bits.
         clients = np.array(self.clients, dtype=np.uint64)
         return {"coefficients": self.values.numpy().copy(), "clients": clients}
 
     @classmethod
     def from_state(cls, state: Mapping[str, NDArray]) -> CoefficientMatrix:
-        """Take :meth:`to_state` back.
+        """Restore :meth:`to_state`.
 
         Raises
         ------
         ValueError
-            If the arrays are anything else.
+            If the arrays are not such a state.
         """
         if not state:
             return cls()
@@ -116,13 +118,13 @@ class CoefficientMatrix:
         return cls(clients, torch.from_numpy(values.astype(np.float64)))
 
 
-class KTpFL(PublicKnowledgeStrategy):
+class KTpFL(PublicKnowledgeStrategy[KTpFLConfig]):
     """KT-pFL (Zhang et al., NeurIPS 2021), heterogeneous: personalised soft predictions (algorithm 1).
 
     Client n's targets are the mixture of all clients' soft predictions by row n of the knowledge coefficient
-    matrix. After that the matrix makes a step down equation 7, in which neither rows nor columns of absent clients
-    move. With ``coefficients=cosine`` (Sim-pFL) or ``top-k`` (TopK-pFL) a participant's row is made anew from the
-    similarity of the round's predictions.
+    matrix. Then the matrix takes a step of gradient descent (equation 7), which leaves rows and columns of absent
+    clients unchanged. With ``coefficients=cosine`` (Sim-pFL) or ``top-k`` (TopK-pFL) a participant's row is
+    computed from the similarity of the round's predictions instead.
 
     For parameters see :class:`flwr_kd.public_data.server.PublicKnowledgeStrategy`.
 
@@ -144,13 +146,15 @@ class KTpFL(PublicKnowledgeStrategy):
         self.matrix = CoefficientMatrix()
 
     def begin(self, nodes: list[Node]) -> None:
-        """Take the clients that are there into the matrix once there are answers."""
+        """Note the clients, which are added to the matrix with the first replies."""
         super().begin(nodes)
         self.matrix.expect(nodes)
 
-    def targets(self, server_round: int, replies: list[Reply], predictions: Tensor) -> Tensor:
-        """Return personalised soft predictions (equation 2), and let the matrix learn (equation 7)."""
-        config, clients = cast(KTpFLConfig, self.config), [reply.node.key for reply in replies]
+    def targets(
+        self, server_round: int, replies: list[Reply[SoftPredictions]], predictions: Tensor
+    ) -> Tensor:
+        """Return personalised soft predictions (equation 2), and update the matrix (equation 7)."""
+        config, clients = self.config, [reply.node.key for reply in replies]
         self.matrix.admit(clients)
         if config.coefficients != "learned":
             weights = cosine_coefficients(
@@ -169,42 +173,44 @@ class KTpFL(PublicKnowledgeStrategy):
             reduction=config.reduction,
             targets=targets,
         )
-        weights = step(weights, gradient, config.coefficient_learning_rate, config.normalize)
-        self.matrix.update(clients, weights)
+        self.matrix.update(
+            clients, step(weights, gradient, config.coefficient_learning_rate, config.normalize)
+        )
         return as_distributions(targets) if config.normalize == "none" else targets
 
     def state_arrays(self) -> dict[str, NDArray]:
-        """Return ``coefficients`` ``[N, N]`` and ``clients`` ``[N]``; nothing before the first answers."""
+        """Return ``coefficients`` ``[N, N]`` and ``clients`` ``[N]``; nothing before the first replies."""
         return self.matrix.to_state()
 
     def load_state_arrays(self, state: Mapping[str, NDArray]) -> None:
-        """Take the matrix back."""
+        """Restore the matrix."""
         self.matrix = CoefficientMatrix.from_state(state)
 
 
-class KTpFLWeights(KDStrategy):
+class KTpFLWeights(KDStrategy[KTpFLWeightsConfig]):
     """KT-pFL, homogeneous (its appendix C): personal global models instead of personalised predictions.
 
     Clients send their models. Client n's personal global model is the mixture of all by row n of the knowledge
-    coefficient matrix; the client takes steps towards it (equation 10), and the matrix one down equation 11. Models
-    must have one architecture; each client keeps its own. There is no global model.
+    coefficient matrix; the client takes steps towards it (equation 10), and the matrix takes a step of gradient
+    descent (equation 11). Models must have one architecture; each client keeps its own. There is no global model.
 
     Parameters
     ----------
     config : KTpFLWeightsConfig, optional
         The hyper-parameters.
     **options
-        See :class:`flwr_kd.KDStrategy`. ``initial_arrays`` of :meth:`start` go to each client before its
-        first training; where they are empty each begins with the model that it was built with, which should be the
-        same.
+        See :class:`flwr_kd.KDStrategy`. ``initial_arrays`` of :meth:`start` are sent to each client before its
+        first training; if they are empty, each client starts from its model as built, which should be the same.
 
     Attributes
     ----------
     matrix : CoefficientMatrix
         Empty before the first answers.
     models : dict
-        By client, the personal global model of the last round in which it took part. A client that has lost its own
-        model, by a restart, goes on from there.
+        By client, the personal global model of the last round in which it took part. A client that lost its own
+        model, for example in a restart, continues from it.
+    architecture : ArrayTemplate
+        The names and shapes that all clients' models have; empty before a run.
 
     Raises
     ------
@@ -221,35 +227,35 @@ class KTpFLWeights(KDStrategy):
         super().__init__(config, **options)
         self.matrix = CoefficientMatrix()
         self.models: dict[int, list[NDArray]] = {}
-        self._shape = ArrayTemplate()
+        self.architecture = ArrayTemplate()
         self._holders: dict[int, int] = {}
 
     def begin(self, nodes: list[Node]) -> None:
-        """Fix the architecture, and take the clients that are there into the matrix once there are answers."""
+        """Fix the architecture, and note the clients, which are added to the matrix with the first replies."""
         super().begin(nodes)
         mine = self._expected(nodes[0])
-        shape = self.template if self.template.names else self.common(lambda each: each.template, nodes[0])
-        if not mine.difference(shape):
-            # A checkpoint's arrays come in another order; sums over them must not.
-            order = [mine.names.index(name) for name in shape.names] if self.models else []
+        common = self.template if self.template.names else self.common(lambda node: node.template, nodes[0])
+        if not mine.difference(common):
+            # A checkpoint has its arrays in another order, which would change the rounding of sums over them.
+            order = [mine.names.index(name) for name in common.names] if self.models else []
             self.models = {key: [model[i] for i in order] for key, model in self.models.items()}
-            mine = shape
-        self._shape, self._holders = mine, {}
+            mine = common
+        self.architecture, self._holders = mine, {}
         self.matrix.expect(nodes)
 
     def template_of(self, node: Node) -> ArrayTemplate:
-        """Return the one architecture's names and shapes."""
-        return self._shape
+        """Return the common architecture."""
+        return self.architecture
 
     def accept_node(self, node: Node) -> str | None:
-        """Refuse a client whose model is not the others'."""
+        """Refuse a client whose model differs from the others'."""
         return self._expected(node).difference(node.template)
 
     def configure_phase(
         self, phase: str, server_round: int, nodes: list[Node], arrays: ArrayRecord | None
     ) -> Iterable[Outgoing]:
-        """Send a model to those that have none of this run; in the second phase each its personal global model."""
-        # Who fails, whatever the reason, is sent a model the next time; one that has its own goes on with that.
+        """Send a model to clients without one of this run; in the second phase, each its personal global model."""
+        # A client that fails, for whatever reason, is sent a model in the next round; it prefers its own, if any.
         held = {node.key for node in nodes if self._holders.pop(node.key, None) == node.node_id}
         if phase == "train":
             return [
@@ -258,22 +264,24 @@ class KTpFLWeights(KDStrategy):
                 else Outgoing(node, self._first(node, arrays))
                 for node in nodes
             ]
-        return [Outgoing(node, self._shape.record(self.models[node.key])) for node in nodes]
+        return [Outgoing(node, self.architecture.record(self.models[node.key])) for node in nodes]
 
     def aggregate_phase(
         self, phase: str, server_round: int, replies: Iterable[Reply], arrays: ArrayRecord | None
     ) -> ArrayRecord | None:
-        """Make the personal global models, and let the matrix learn (equation 11)."""
+        """Compute the personal global models, and update the matrix (equation 11)."""
         replies = list(replies)
         self._holders |= {reply.node.key: reply.node.node_id for reply in replies}
         if phase != "train":
             return None
-        config, clients = cast(KTpFLWeightsConfig, self.config), [reply.node.key for reply in replies]
+        config, clients = self.config, [reply.node.key for reply in replies]
         self.matrix.admit(clients)
         models = [reply.arrays for reply in replies]
         weights = self.matrix.of(clients)
-        made = personal_models(weights, models)
-        self.models |= {client: self._possible(model) for client, model in zip(clients, made, strict=True)}
+        mixed = personal_models(weights, models)
+        self.models |= {
+            client: self._with_valid_variances(model) for client, model in zip(clients, mixed, strict=True)
+        }
         gradient = distance_gradient(
             weights,
             gram(models),
@@ -287,47 +295,45 @@ class KTpFLWeights(KDStrategy):
         return None
 
     def state_arrays(self) -> dict[str, NDArray]:
-        """Return the matrix and the personal global models; nothing before the first answers."""
-        models = {
-            f"models/{client}/{name}": value
-            for client, model in self.models.items()
-            for name, value in zip(self._shape.names, model, strict=True)
-        }
-        return self.matrix.to_state() | models
+        """Return the matrix and the personal global models; nothing before the first replies."""
+        models: dict[str, NDArray] = {}
+        for client, model in self.models.items():
+            models |= with_prefix(str(client), dict(zip(self.architecture.names, model, strict=True)))
+        return self.matrix.to_state() | with_prefix("models", models)
 
     def load_state_arrays(self, state: Mapping[str, NDArray]) -> None:
-        """Take the matrix and the models back."""
+        """Restore the matrix and the models."""
         self.matrix = CoefficientMatrix.from_state(
-            {k: v for k, v in state.items() if not k.startswith("models/")}
+            {name: value for name, value in state.items() if not name.startswith("models/")}
         )
-        found: dict[int, dict[str, NDArray]] = {}
-        for key, value in state.items():
-            if key.startswith("models/"):
-                _, client, name = key.split("/", 2)
-                found.setdefault(int(client), {})[name] = value
-        templates = {ArrayTemplate.of_ndarrays(model) for model in found.values()}
+        models = by_prefix(by_prefix(state).get("models", {}))
+        templates = {ArrayTemplate.of_ndarrays(model) for model in models.values()}
         if len(templates) > 1:
             raise ValueError("the personal global models of the state are not of one architecture")
-        self.models = {client: list(model.values()) for client, model in found.items()}
-        self._shape = templates.pop() if templates else ArrayTemplate()
+        self.models = {int(client): list(model.values()) for client, model in models.items()}
+        self.architecture = templates.pop() if templates else ArrayTemplate()
 
     def _expected(self, node: Node) -> ArrayTemplate:
-        """Return the architecture: that of the models there are, of ``initial_arrays``, or of most clients."""
+        """Return the architecture: of the restored models, of ``initial_arrays``, or of most clients."""
         if self.models or not self.template.names:
-            return self._shape if self._shape.names else self.common(lambda each: each.template, node)
+            return (
+                self.architecture
+                if self.architecture.names
+                else self.common(lambda other: other.template, node)
+            )
         return self.template
 
     def _first(self, node: Node, arrays: ArrayRecord | None) -> ArrayRecord | None:
         known = self.models.get(node.key)
         if known is not None:
-            return self._shape.record(known)
-        return ArrayRecord({name: arrays[name] for name in self._shape.names}) if arrays else None
+            return self.architecture.record(known)
+        return ArrayRecord({name: arrays[name] for name in self.architecture.names}) if arrays else None
 
-    def _possible(self, model: list[NDArray]) -> list[NDArray]:
-        """Keep variances at 0 or above, where rows that are not normalised hold negative coefficients."""
-        named = zip(self._shape.names, model, strict=True)
+    def _with_valid_variances(self, model: list[NDArray]) -> list[NDArray]:
+        """Clip variances at 0: rows that are not normalised can have negative coefficients."""
+        named = zip(self.architecture.names, model, strict=True)
         return [np.maximum(array, 0) if name.endswith(VARIANCE) else array for name, array in named]
 
 
-def _shares(replies: list[Reply]) -> Tensor:
+def _shares(replies: list[Reply[Any]]) -> Tensor:
     return torch.from_numpy(shares([reply.num_examples for reply in replies]))

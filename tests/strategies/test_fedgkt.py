@@ -76,7 +76,7 @@ class Watched(FedGKTClient):
     met: dict[int, list[tuple[int, int]]]
 
     def objective(self, task: Task) -> Callable[..., Tensor]:
-        teacher, plain = self._teacher(task), super().objective(task)
+        teacher, plain = self.teacher(task), super().objective(task)
         right = total = 0
 
         def loss(x: Tensor, y: Tensor, rows: Tensor) -> Tensor:
@@ -254,7 +254,7 @@ def test_a_client_that_was_not_drawn_keeps_its_logits_and_a_late_one_has_none() 
 
     class Curious(FedGKTClient):
         def objective(self, task: Task) -> Callable[..., Tensor]:
-            received[task.server_round, int(self.context.node_config["partition-id"])] = self._teacher(task)
+            received[task.server_round, int(self.context.node_config["partition-id"])] = self.teacher(task)
             return super().objective(task)
 
     # A new model each round, so that logits tell of which round they are.
@@ -283,17 +283,17 @@ def test_a_client_that_was_not_drawn_keeps_its_logits_and_a_late_one_has_none() 
 
 def test_the_first_round_may_start_without_logits() -> None:
     client = lone_client()
-    assert client._teacher(task(FedGKTConfig(initial_logits="none"))) is None
-    first = client._teacher(task(FedGKTConfig()))
+    assert client.teacher(task(FedGKTConfig(initial_logits="none"))) is None
+    first = client.teacher(task(FedGKTConfig()))
     assert first is not None
     assert torch.equal(first, torch.full((SAMPLES, CLASSES), 1 / CLASSES))
-    assert client._teacher(task(FedGKTConfig(), server_round=2)) is None
+    assert client.teacher(task(FedGKTConfig(), server_round=2)) is None
 
 
 def test_logits_of_another_number_of_samples_are_refused_by_the_client() -> None:
     sent = ServerLogits(np.zeros((7, CLASSES), np.float32)).to_bytes()
     with pytest.raises(PayloadError, match=r"'logits' has shape \[7, \d+\], expected \[N=20, C=\d+\]"):
-        lone_client()._teacher(task(FedGKTConfig(), 2, sent))
+        lone_client().teacher(task(FedGKTConfig(), 2, sent))
 
 
 @pytest.mark.parametrize("more", [5, -5])
@@ -534,7 +534,7 @@ def test_the_server_goes_on_where_it_was(tmp_path: Path) -> None:
     assert second.server_model is None
     from flwr_kd.server.records import Node
 
-    restored = second._model(Node(1, num_classes=CLASSES, feature_shape=(FEATURES,)))
+    restored = second.predictor_for(Node(1, num_classes=CLASSES, feature_shape=(FEATURES,)))
     x = samples(0).tensors[0]
     with torch.no_grad():
         assert torch.equal(restored.eval()(x), first.server_model.eval()(x))

@@ -814,7 +814,7 @@ class TestState:
     def test_node_ids_as_keys_survive(self, tmp_path: Path) -> None:
         """Without partition ids, clients go by node ids of up to 64 bits."""
         strategy = FedHEAD()
-        strategy.sectors, strategy._trained = {2**64 - 1: 1, 2**63 + 1: 0}, True
+        strategy.sectors, strategy.trained = {2**64 - 1: 1, 2**63 + 1: 0}, True
         other = FedHEAD()
         other.load_state_arrays(strategy.state_arrays())
         assert other.sectors == strategy.sectors

@@ -1316,7 +1316,7 @@ class TestStar:
         hostile[name] = np.full_like(hostile[name], 1e30)
         strategy = star(image_net("resnet8"), (3, 16, 16))
         strategy.renew_proxy([list(each.values()) for each in [*honest, hostile]], 1)
-        assert strategy._trained
+        assert strategy.trained
 
     @pytest.mark.parametrize("shape", [(), 5, (1.0, 6, 6), (-1, 6, 6), (1, 0, 6), (1, 5, 5), "abc"])
     def test_shapes_refused(self, shape: Any) -> None:

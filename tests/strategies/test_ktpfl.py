@@ -449,7 +449,7 @@ class TestState:
         result = parts.again(3, fresh, record)
         assert [each.server_round for each in result.rounds] == [3]
         # A new run: nobody has a model, and everyone is sent its own personal global model.
-        names = parts.strategy._shape.names
+        names = parts.strategy.architecture.names
         assert set(names) == set(kept)
         for n, each in fresh.of(3, "train").items():
             came = dict(zip(names, each.down_arrays, strict=True))
@@ -531,7 +531,7 @@ class TestState:
         state = {"coefficients": np.eye(1), "clients": np.array([7])}
         state |= {"models/7/a/b": np.arange(2.0), "models/7/c": np.array(3)}
         strategy.load_state_arrays(state)
-        assert strategy._shape.names == ("a/b", "c")
+        assert strategy.architecture.names == ("a/b", "c")
         assert equal(strategy.state_arrays(), state)
 
     def test_what_was_saved_is_a_copy(self) -> None:
