@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 import os
-import tempfile
+import secrets
 from pathlib import Path
 
 __all__ = ["write_atomically"]
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file so that a reader sees either the old or the new content, even after a crash."""
+def write_atomically(path: Path, data: bytes, *, mode: int = 0o600) -> None:
+    """Write a file so that a reader sees either the old or the new content, even after a crash.
+
+    Parameters
+    ----------
+    path : Path
+        Its folder is made if it does not exist.
+    data : bytes
+        All of the file.
+    mode : int
+        Permissions of the file, less those that the process's umask takes away; for its owner only by default.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
+        handle = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         with os.fdopen(handle, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(name, path)
+        os.replace(partial, path)
     except BaseException:
-        Path(name).unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
         raise

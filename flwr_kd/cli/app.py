@@ -1,4 +1,7 @@
-"""The command itself: its top level, its exit codes, and how errors are printed."""
+"""The command itself: its top level, its exit codes, and how errors are printed.
+
+Nothing heavy is imported here or by the commands' modules: help, version and the list of methods need no PyTorch.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,11 @@ import click
 import typer
 
 from flwr_kd import __version__
-from flwr_kd.checks import ConfigError
+from flwr_kd.checks import ConfigError, DataError
 from flwr_kd.cli import compare, methods, plot, privacy
 from flwr_kd.cli.options import Command, UsageError
-from flwr_kd.data import DataError
-from flwr_kd.results.schema import ResultError, ResultExistsError
+from flwr_kd.experiments.errors import SimulationError
+from flwr_kd.results.errors import ResultError, ResultExistsError
 
 __all__ = ["app", "main", "top"]
 
@@ -47,10 +50,8 @@ def top(
 
 def main() -> None:
     """Run the command: exit 2 with one line for a user's mistake, 1 where a run fails."""
-    from flwr_kd.experiments.runner import SimulationError
-
     try:
-        # What a command's Exit carries, and 130 after an interrupt, is returned in this mode.
+        # In this mode an Exit's code, and 130 after an interrupt, are returned.
         code = app(standalone_mode=False) or 0
     except (ConfigError, DataError, ResultError, ResultExistsError, UsageError, ImportError) as error:
         _fail(str(error), 2)

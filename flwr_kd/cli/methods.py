@@ -6,8 +6,6 @@ import json
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from flwr_kd import registry
 from flwr_kd.cli.options import ARGUMENTS
@@ -45,6 +43,9 @@ def list_methods(
     if as_json:
         print(json.dumps(rows, indent=2, ensure_ascii=False))
         return
+    from rich.console import Console
+    from rich.table import Table
+
     table = Table("method", "exchanged", "public data", "different models", "global model", "paper")
     for row in rows:
         flags = ["yes" if row[key] else "no" for key in ("different_models", "global_model")]
@@ -65,6 +66,9 @@ def _describe(method: registry.Method, as_json: bool) -> None:
         keys = ("name", "type", "default", "help")
         print(json.dumps([dict(zip(keys, row, strict=True)) for row in rows], indent=2, ensure_ascii=False))
         return
+    from rich.console import Console
+    from rich.table import Table
+
     table = Table("hyper-parameter", "type", "default", "meaning", title=f"{method.name}: {method.paper}")
     for name, kind, default, text in rows:
         table.add_row(name, kind, str(default), text)

@@ -1,47 +1,25 @@
-"""Options and arguments that several commands share."""
+"""Options and arguments that several commands share, and how they become command lines.
+
+The options of an experiment stand in :mod:`flwr_kd.experiments.options`. :func:`with_options` makes a command's
+signature from such a class, so that no command lists them again.
+"""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass
+from functools import wraps
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_type_hints
 
 import click
 import typer
 from typer.core import TyperCommand
 
-__all__ = [
-    "ARGUMENTS",
-    "Attack",
-    "Attackers",
-    "Augment",
-    "Backend",
-    "Clients",
-    "Command",
-    "DataDir",
-    "Dataset",
-    "Device",
-    "FeatureDim",
-    "Force",
-    "Fraction",
-    "ImageSize",
-    "Imbalance",
-    "Limit",
-    "Model",
-    "NoArrays",
-    "Out",
-    "Partition",
-    "Public",
-    "PublicLimit",
-    "ResultDir",
-    "Resume",
-    "Rounds",
-    "Seeds",
-    "Settings",
-    "UsageError",
-    "Validation",
-    "Verbose",
-    "Workers",
-]
+from flwr_kd.experiments.options import option
+
+__all__ = ["ARGUMENTS", "Command", "Device", "ResultDir", "RunOptions", "UsageError", "with_options"]
 
 ARGUMENTS = {
     "shown": "show the hyper-parameters of this one",
@@ -49,85 +27,76 @@ ARGUMENTS = {
     "methods": "names from `flwr-kd methods`",
     "result_dir": "folder of a result of `simulate` or `compare`",
 }
-Dataset = Annotated[str, typer.Option(help="digits, fashion-mnist, mnist-5k, ..., or csv:PATH")]
-Partition = Annotated[
-    str,
-    typer.Option(
-        help="iid, dirichlet:ALPHA, inner-dirichlet:ALPHA, pathological:K, ktpfl-1[:MANY], ktpfl-2[:EACH]"
-    ),
-]
-Clients = Annotated[int, typer.Option(help="number of clients")]
-Rounds = Annotated[int, typer.Option(help="number of rounds")]
-Model = Annotated[
-    str | None,
-    typer.Option(
-        help="mlp, lenet, cnn, resnet8, ...; a list gives them out in turn; the method's own if not set"
-    ),
-]
-FeatureDim = Annotated[
-    int | None, typer.Option(help="size of the representation; the model's own if not set")
-]
-Settings = Annotated[
-    list[str] | None, typer.Option("--set", help="a hyper-parameter, NAME=VALUE; repeatable")
-]
-Fraction = Annotated[float, typer.Option(help="share of the clients drawn per round")]
-Backend = Annotated[str, typer.Option(help="ray or inline")]
-Workers = Annotated[int, typer.Option(help="clients at the same time")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda")]
-DataDir = Annotated[str | None, typer.Option(help="folder of data files")]
-Limit = Annotated[int | None, typer.Option(help="use so many training samples only")]
-Validation = Annotated[
-    bool,
-    typer.Option("--validation", help="measure on a fifth of the training samples, not on the test set"),
-]
-Imbalance = Annotated[
-    float | None,
-    typer.Option(
-        help="cut the training samples to a long tail: largest class over smallest; FedHyb's are 10, 20, 50, 100"
-    ),
-]
-ImageSize = Annotated[int | None, typer.Option(help="pad images to this side")]
-Public = Annotated[
-    str | None,
-    typer.Option(
-        help="public data of methods that need some; the data set's default if not set; its own name holds a "
-        "fifth of its training part back"
-    ),
-]
-PublicLimit = Annotated[int, typer.Option(help="use so many public samples at most")]
-Augment = Annotated[str, typer.Option(help="none, crop or crop-flip, on training batches")]
-Attack = Annotated[
-    str | None,
-    typer.Option(
-        help="what malicious clients do: label-flip[:TARGET], label-flip:permute, gaussian:SIGMA, "
-        "sign-flip[:SCALE], nan, payload[:KIND]"
-    ),
-]
-Attackers = Annotated[int, typer.Option(help="number of malicious clients, drawn by the seed")]
-Out = Annotated[Path | None, typer.Option(help="folder of the result; runs/NAME if not set")]
-Force = Annotated[bool, typer.Option("--force", help="overwrite a result that is there")]
-Resume = Annotated[
-    bool,
-    typer.Option(
-        "--resume",
-        help="go on with an interrupted comparison in this folder, or add methods and seeds to a whole one: "
-        "finished runs are not run again",
-    ),
-]
-NoArrays = Annotated[
-    bool, typer.Option("--no-arrays", help="do not keep the last arrays, which `flwr-kd plot` needs")
-]
-Verbose = Annotated[bool, typer.Option("--verbose", help="show Flower's log")]
-Seeds = Annotated[str, typer.Option(help="seeds separated by commas")]
 ResultDir = Annotated[Path, typer.Argument(help=ARGUMENTS["result_dir"])]
 
 
 class UsageError(Exception):
-    """A mistake of the user's, told in one line."""
+    """A mistake of the user's, reported in one line."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """Options of `simulate` and `compare` that are not the experiment's."""
+
+    settings: list[str] | None = option(None, "a hyper-parameter, NAME=VALUE; repeatable", flag="--set")
+    out: Path | None = option(None, "folder of the result; runs/NAME if not set")
+    force: bool = option(False, "overwrite a result that is there")
+    resume: bool = option(
+        False,
+        "go on with an interrupted comparison in this folder, or add methods and seeds to a whole one: finished "
+        "runs are not run again",
+    )
+    no_arrays: bool = option(False, "do not keep the last arrays, which `flwr-kd plot` needs")
+    verbose: bool = option(False, "show Flower's log")
+
+
+def with_options(function: Callable[..., None]) -> Callable[..., None]:
+    """Return a command whose parameters that are dataclasses of options are one command-line option per field.
+
+    Parameters
+    ----------
+    function : callable
+        Its parameters are as Typer takes them, or are annotated with a dataclass whose fields are made by
+        :func:`flwr_kd.experiments.options.option`.
+    """
+    signature = inspect.signature(function, eval_str=True)
+    groups = {
+        parameter.name: parameter.annotation
+        for parameter in signature.parameters.values()
+        if isinstance(parameter.annotation, type) and is_dataclass(parameter.annotation)
+    }
+    parameters: list[inspect.Parameter] = []
+    for parameter in signature.parameters.values():
+        group = groups.get(parameter.name)
+        parameters += [parameter] if group is None else _parameters_of(group)
+
+    @wraps(function)
+    def command(**values: Any) -> None:
+        for name, group in groups.items():
+            values[name] = group(**{each.name: values.pop(each.name) for each in fields(group)})
+        function(**values)
+
+    # Typer reads these two.
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return command
+
+
+def _parameters_of(group: type[Any]) -> list[inspect.Parameter]:
+    hints, parameters = get_type_hints(group), []
+    for each in fields(group):
+        flag, is_flag = each.metadata["flag"], hints[each.name] is bool
+        # Without its name, Typer gives a flag a second form, --no-....
+        names = [flag or f"--{each.name.replace('_', '-')}"] if flag or is_flag else []
+        default = typer.Option(each.default, *names, help=each.metadata["help"])
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        parameters.append(inspect.Parameter(each.name, kind, default=default, annotation=hints[each.name]))
+    return parameters
 
 
 class Command(TyperCommand):
-    """Shows what Typer 0.20 does not with newer versions of Click: an argument's help, and brackets as brackets."""
+    """A command whose help shows what Typer 0.20 leaves out with newer Click: arguments' texts, and brackets."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write arguments and options, each with its help."""
@@ -137,8 +106,8 @@ class Command(TyperCommand):
             if record is not None:
                 name, text = record[0], record[1].replace("\\[", "[")
                 is_argument = isinstance(parameter, click.Argument)
-                told = ARGUMENTS[parameter.name or ""] if is_argument else ""
-                text = text if told in text else f"{told}  {text}".rstrip()
+                help_text = ARGUMENTS[parameter.name or ""] if is_argument else ""
+                text = text if help_text in text else f"{help_text}  {text}".rstrip()
                 sections["Arguments" if is_argument else "Options"].append((name, text))
         for title, rows in sections.items():
             if rows:

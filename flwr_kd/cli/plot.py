@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
-from rich.console import Console
-from rich.progress import track
 
 from flwr_kd import registry
 from flwr_kd.checks import number, whole_number
 from flwr_kd.cli.options import Command, Device, ResultDir, UsageError
-from flwr_kd.results import files
-from flwr_kd.results.schema import Comparison, ResultError, RunResult
+from flwr_kd.results.errors import ResultError
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     from torch import nn
 
     from flwr_kd.experiments.experiment import Experiment
+    from flwr_kd.results.schema import Comparison, RunResult
 
 __all__ = [
     "PlotDataDir",
@@ -38,7 +38,6 @@ plots = typer.Typer(help="Draw what a result's runs ended with.", rich_markup_mo
 PlotSeed = Annotated[int | None, typer.Option(help="draw the runs with this seed; the first if not set")]
 PlotOut = Annotated[Path | None, typer.Option(help="the PNG; in RESULT_DIR, named like the plot, if not set")]
 PlotDataDir = Annotated[str | None, typer.Option(help="folder of data files; the result's if not set")]
-PICTURES = ("tsne.png", "landscape.png", "samples.png", "coefficients.png")
 
 
 @plots.callback(invoke_without_command=True)
@@ -63,15 +62,15 @@ def plot_tsne(
     from flwr_kd.plotting import measurements, tsne
     from flwr_kd.seeding import numpy_generator
 
-    target, comparison = _plot_of(result_dir, out, PICTURES[0])
+    target, comparison = _target_and_result(result_dir, out, "tsne")
     embeddings = {}
     for run, experiment, model in _global_models(result_dir, comparison, seed, data_dir, device):
         test = bundle_of(experiment).test
         rows = measurements.sample_of_classes(test.y, classes, samples, numpy_generator(run.seed, "t-sne"))
-        shown = test.subset(rows)
-        features = measurements.features_of(model, shown.x)
-        embeddings[run.method] = (measurements.embed(features, run.seed), shown.y.numpy())
-    picture = tsne.tsne(comparison, embeddings, target, seed=seed)
+        drawn = test.subset(rows)
+        features = measurements.features_of(model, drawn.x)
+        embeddings[run.method] = (measurements.embed(features, run.seed), drawn.y.numpy())
+    picture = tsne.plot(comparison, embeddings, target, seed=seed)
     print(f"t-SNE: {picture.resolve()}")
 
 
@@ -90,35 +89,55 @@ def plot_landscape(
     """Draw the training loss around the global models."""
     import numpy as np
 
-    from flwr_kd.experiments import saved_arrays
-    from flwr_kd.experiments.data import bundle_of
-    from flwr_kd.plotting import landscape, measurements
-    from flwr_kd.seeding import numpy_generator, torch_generator
+    from flwr_kd.plotting import landscape
 
-    for name, value in (("directions", directions), ("samples", samples)):
-        whole_number(name, value, 1, error=UsageError)
+    whole_number("directions", directions, 1, error=UsageError)
+    whole_number("samples", samples, 1, error=UsageError)
     if points < 3 or points % 2 == 0:
         raise UsageError(f"points must be an odd number from 3, got {points}")
     number("reach", reach, 0, open_low=True, error=UsageError)
-    target, comparison = _plot_of(result_dir, out, PICTURES[1])
+    target, comparison = _target_and_result(result_dir, out, "landscape")
     magnitudes = reach * np.arange(-(points // 2), points // 2 + 1) / (points // 2)
-    losses = {}
-    for run, experiment, model in _global_models(result_dir, comparison, seed, data_dir, device):
-        rows = saved_arrays.training_rows(experiment, samples, numpy_generator(run.seed, "landscape"))
-        shown = bundle_of(experiment).train.subset(rows)
-        state, trained = model.state_dict(), {name for name, _ in model.named_parameters()}
-        lines = []
-        console = Console()
-        for index in track(
-            range(directions), run.method, transient=True, console=console, disable=not console.is_terminal
-        ):
-            direction = measurements.filter_normalised_direction(
-                state, torch_generator(run.seed, "landscape", index), parameters=trained
-            )
-            lines.append(measurements.loss_along(model, state, [direction], magnitudes, shown.x, shown.y))
-        losses[run.method] = np.concatenate(lines)
-    picture = landscape.landscape(comparison, magnitudes, losses, target, seed=seed)
+    losses = {
+        run.method: _losses(run, experiment, model, directions, magnitudes, samples)
+        for run, experiment, model in _global_models(result_dir, comparison, seed, data_dir, device)
+    }
+    picture = landscape.plot(comparison, magnitudes, losses, target, seed=seed)
     print(f"landscape: {picture.resolve()}")
+
+
+def _losses(
+    run: RunResult,
+    experiment: Experiment,
+    model: nn.Module,
+    directions: int,
+    magnitudes: npt.NDArray[np.float64],
+    samples: int,
+) -> npt.NDArray[np.float64]:
+    """Measure a global model's loss ``[directions, M]`` on training samples, with a progress bar on a terminal."""
+    import numpy as np
+    from rich.console import Console
+    from rich.progress import track
+
+    from flwr_kd.experiments import saved_arrays
+    from flwr_kd.experiments.data import bundle_of
+    from flwr_kd.plotting import measurements
+    from flwr_kd.seeding import numpy_generator, torch_generator
+
+    rows = saved_arrays.training_rows(experiment, samples, numpy_generator(run.seed, "landscape"))
+    drawn = bundle_of(experiment).train.subset(rows)
+    state, trained = model.state_dict(), {name for name, _ in model.named_parameters()}
+    console = Console()
+    steps: Iterable[int] = track(
+        range(directions), run.method, transient=True, console=console, disable=not console.is_terminal
+    )
+    lines = []
+    for index in steps:
+        direction = measurements.filter_normalised_direction(
+            state, torch_generator(run.seed, "landscape", index), parameters=trained
+        )
+        lines.append(measurements.loss_along(model, state, [direction], magnitudes, drawn.x, drawn.y))
+    return np.concatenate(lines)
 
 
 @plots.command("samples", cls=Command)
@@ -127,15 +146,15 @@ def plot_samples(result_dir: ResultDir, seed: PlotSeed = None, out: PlotOut = No
     from flwr_kd.experiments import saved_arrays
     from flwr_kd.plotting import samples
 
-    target, comparison = _plot_of(result_dir, out, PICTURES[2])
-    images = _kept_by_method(
+    target, comparison = _target_and_result(result_dir, out, "samples")
+    images = _saved_by_method(
         comparison,
         seed,
         lambda run: saved_arrays.synthetic_images(result_dir, run),
         lacks="it makes no images",
         none=f"no method of {str(result_dir)!r} makes images at the server",
     )
-    picture = samples.samples(comparison, images, target, seed=seed)
+    picture = samples.plot(comparison, images, target, seed=seed)
     print(f"samples: {picture.resolve()}")
 
 
@@ -145,37 +164,40 @@ def plot_coefficients(result_dir: ResultDir, seed: PlotSeed = None, out: PlotOut
     from flwr_kd.experiments import saved_arrays
     from flwr_kd.plotting import coefficients
 
-    target, comparison = _plot_of(result_dir, out, PICTURES[3])
-    matrices = _kept_by_method(
+    target, comparison = _target_and_result(result_dir, out, "coefficients")
+    matrices = _saved_by_method(
         comparison,
         seed,
         lambda run: saved_arrays.coefficients(result_dir, run),
         lacks="it kept no coefficients",
         none=f"no method of {str(result_dir)!r} kept coefficients of its clients",
     )
-    picture = coefficients.coefficients(comparison, matrices, target, seed=seed)
+    picture = coefficients.plot(comparison, matrices, target, seed=seed)
     print(f"coefficients: {picture.resolve()}")
 
 
-def _kept_by_method(
-    comparison: Comparison, seed: int | None, find: Callable[[RunResult], T | None], *, lacks: str, none: str
+def _saved_by_method(
+    comparison: Comparison, seed: int | None, read: Callable[[RunResult], T | None], *, lacks: str, none: str
 ) -> dict[str, T]:
-    """Return what a run of each method has kept; name those that have not, and why."""
-    found = {}
+    """Return what a run of each method has saved; print which methods have nothing, and why."""
+    saved = {}
     for name, run in comparison.one_each(seed).items():
-        each = find(run)
-        if each is None:
+        arrays = read(run)
+        if arrays is None:
             print(f"left out: {name} ({lacks})")
         else:
-            found[name] = each
-    if not found:
+            saved[name] = arrays
+    if not saved:
         raise ResultError(none)
-    return found
+    return saved
 
 
-def _plot_of(directory: Path, out: Path | None, name: str) -> tuple[Path, Comparison]:
-    """Return where a picture is to be written, and the result that it is of."""
-    target = out or directory / name
+def _target_and_result(directory: Path, out: Path | None, picture: str) -> tuple[Path, Comparison]:
+    """Return the file to which a picture is written, and the result that it shows."""
+    from flwr_kd.plotting import picture_file
+    from flwr_kd.results import files
+
+    target = out or picture_file(directory, picture)
     if target.is_dir():
         raise UsageError(f"out must be a file, got the folder {str(target)!r}")
     if not directory.is_dir():
@@ -189,7 +211,7 @@ def _plot_of(directory: Path, out: Path | None, name: str) -> tuple[Path, Compar
 def _global_models(
     directory: Path, comparison: Comparison, seed: int | None, data_dir: str | None, device: str
 ) -> Iterator[tuple[RunResult, Experiment, nn.Module]]:
-    """Yield a run of each method with a global model, its experiment and that model; name the others."""
+    """Yield a run of each method with a global model, its experiment and that model; print the other methods."""
     from flwr_kd.experiments import saved_arrays
     from flwr_kd.learning.device import resolve_device
 
@@ -199,8 +221,8 @@ def _global_models(
         raise ResultError(f"no method of {str(directory)!r} has a global model: {', '.join(without)}")
     if without:
         print(f"left out: {', '.join(without)} (no global model)")
-    # All of them first: what is missing is told before the work begins.
-    found = [(run, saved_arrays.read(directory, run)) for name, run in runs.items() if name not in without]
-    for run, arrays in found:
+    # All arrays are read first, so that a missing one is reported before the work begins.
+    saved = [(run, saved_arrays.read(directory, run)) for name, run in runs.items() if name not in without]
+    for run, arrays in saved:
         experiment = saved_arrays.experiment_of(comparison.config, run, data_dir=data_dir, device=device)
         yield run, experiment, saved_arrays.global_model(experiment, arrays).to(resolve_device(device))

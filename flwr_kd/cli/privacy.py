@@ -5,10 +5,6 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
-
-from flwr_kd import privacy
 
 __all__ = ["show_privacy"]
 
@@ -23,7 +19,12 @@ def show_privacy(
     clip: Annotated[float, typer.Option(help="ζ, bound of each element")] = 3.0,
 ) -> None:
     """Print the privacy budget of FedHKD's noise, in one round and over a run."""
-    found = privacy.budget(
+    from rich.console import Console
+    from rich.table import Table
+
+    from flwr_kd import privacy
+
+    budget = privacy.budget(
         sigma=sigma,
         rounds=rounds,
         delta=delta,
@@ -34,10 +35,10 @@ def show_privacy(
     )
     console = Console()
     table = Table("quantity", "value", title="Privacy budget", title_justify="left")
-    for label, value in found.rows():
+    for label, value in budget.rows():
         table.add_row(label, value)
     console.print(table)
-    for heading, lines in (("It holds if", found.assumptions), ("Not covered", found.not_covered)):
+    for heading, lines in (("It holds if", budget.assumptions), ("Not covered", budget.not_covered)):
         console.print(f"{heading}:")
         for line in lines:
             console.print(f"  - {line}")

@@ -1,8 +1,8 @@
-"""What the methods of a comparison share: data, partitions, models, rounds."""
+"""An experiment: what the methods of a comparison share, checked, for one seed."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from torch import nn
@@ -16,100 +16,44 @@ from flwr_kd.data import (
 )
 from flwr_kd.experiments.attacks import ATTACKS, draw_attackers, parse_attack
 from flwr_kd.experiments.data import bundle_of
+from flwr_kd.experiments.options import BACKENDS, ExperimentOptions
 from flwr_kd.learning.device import resolve_device
 from flwr_kd.models import MODELS, build_model
 from flwr_kd.seeding import derive_seed
 from flwr_kd.text import unknown_name
 
-__all__ = ["BACKENDS", "Experiment", "attacker_ids"]
-
-BACKENDS = ("ray", "inline")
+__all__ = ["Experiment", "attacker_ids"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Experiment:
-    """What the methods of a comparison share: data, partitions, models, rounds.
+class Experiment(ExperimentOptions):
+    """What the methods of a comparison share: data, partitions, models, rounds; with one seed.
 
     Two methods with the same experiment get the same partitions, the same initial weights and the same
     order of batches; what differs is the method.
 
     Parameters
     ----------
-    dataset : str
-        See :func:`flwr_kd.data.load`.
-    partition : str
-        See :func:`flwr_kd.data.partition`.
-    clients, rounds : int
-        At least 1.
-    model : str, optional
-        A name of :data:`flwr_kd.models.MODELS`, or several separated by commas, which are given to the
-        clients in turn; for methods that allow different models. The method's own if None.
-    feature_dim : int, optional
-        D; each model's own if None.
     seed : int
         At least 0.
-    fraction_train : float
-        Share of the clients drawn per round.
-    backend : str
-        ``"ray"`` or ``"inline"``.
-    workers : int
-        Clients at the same time.
-    device : str
-        ``"auto"``, ``"cpu"``, ``"cuda"``.
-    data_dir : str, optional
-        Where data files are.
-    limit : int, optional
-        Use so many training samples only.
-    imbalance : float, optional
-        Cut what is left to a long tail with this factor, before it is divided among the clients; see
-        :func:`flwr_kd.data.long_tail`. Test set and public data keep their class mix.
-    validation : bool
-        Measure the global model on a fifth of the training samples, which no client then has, in place of the test
-        set: for the choice of hyper-parameters. Taken before ``imbalance``.
-    image_size : int, optional
-        Pad images to this side.
-    public : str, optional
-        Public data of methods that need some, see :func:`flwr_kd.data.load_public`; the data set's default if
-        None. The data set's own name holds a fifth of its training part back from the clients, whatever the method.
-    public_limit : int
-        Use so many public samples at most; 5,000 is FedHEAD's number.
-    augment : str
-        What is done to training batches; see :func:`flwr_kd.data.augmentation`.
-    attack : str, optional
-        What malicious clients do; see :mod:`flwr_kd.attacks`.
-    attackers : int
-        How many there are, 0 to ``clients``: none without an attack, at least one with it.
     own : DataSpec, optional
         The clients have data of their own, of this form, in place of ``dataset`` and ``partition``. For Flower
         Apps: see :func:`flwr_kd.experiments.run_config.client_data`.
+    **options
+        The parameters of :class:`~flwr_kd.experiments.options.ExperimentOptions`, which a comparison's seeds share.
 
     Raises
     ------
     ConfigError
         If a value is not allowed. Data sets and partitions are checked when they are loaded.
+
+    Examples
+    --------
+    >>> Experiment(partition="iid", clients=5, seed=1).models
+    ['mlp']
     """
 
-    dataset: str = "digits"
-    partition: str = "inner-dirichlet:0.1"
-    clients: int = 10
-    rounds: int = 10
-    model: str | None = None
-    feature_dim: int | None = None
     seed: int = 0
-    fraction_train: float = 1.0
-    backend: str = "ray"
-    workers: int = 2
-    device: str = "auto"
-    data_dir: str | None = None
-    limit: int | None = None
-    imbalance: float | None = None
-    validation: bool = False
-    image_size: int | None = None
-    public: str | None = None
-    public_limit: int = 5000
-    augment: str = "none"
-    attack: str | None = None
-    attackers: int = 0
     own: DataSpec | None = None
 
     def __post_init__(self) -> None:
@@ -141,8 +85,20 @@ class Experiment:
 
     @property
     def models(self) -> list[str]:
-        """The models' names, given to the clients in turn; ``mlp`` where neither was chosen, nor a method."""
+        """The models' names, given to the clients in turn; ``mlp`` if the experiment names none."""
         return [name.strip() for name in (self.model or "mlp").split(",")]
+
+    @classmethod
+    def from_options(cls, options: ExperimentOptions, seed: int) -> Experiment:
+        """Return the experiment with one of a comparison's seeds.
+
+        >>> from flwr_kd.experiments.options import ExperimentOptions
+        >>> Experiment.from_options(ExperimentOptions(rounds=3), seed=2) == Experiment(rounds=3, seed=2)
+        True
+        """
+        return cls(
+            **{each.name: getattr(options, each.name) for each in fields(ExperimentOptions)}, seed=seed
+        )
 
     def of(self, method: registry.Method) -> Experiment:
         """Return the experiment with the method's own models where it names none.
@@ -152,13 +108,13 @@ class Experiment:
         ConfigError
             If there are several models, and the method needs the same at all clients.
         """
-        found = self if self.model is not None else replace(self, model=method.model)
-        if len(set(found.models)) > 1 and not method.heterogeneous:
-            raise ConfigError(f"{method.name} needs one model for all clients, got --model {found.model}")
-        return found
+        chosen = self if self.model is not None else replace(self, model=method.model)
+        if len(set(chosen.models)) > 1 and not method.heterogeneous:
+            raise ConfigError(f"{method.name} needs one model for all clients, got --model {chosen.model}")
+        return chosen
 
     def shared(self) -> dict[str, Any]:
-        """Return everything but the seed, for a result's ``config``; the public data's name even if not given."""
+        """Return everything but the seed, for a result's ``config``; ``public`` is never None."""
         values = {name: value for name, value in asdict(self).items() if name not in ("seed", "own")}
         if self.own is not None:
             return {**values, "dataset": "own", "partition": None, **asdict(self.own)}

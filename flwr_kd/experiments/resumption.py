@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from flwr_kd.experiments import saved_arrays
-from flwr_kd.results import files, schema
-from flwr_kd.results.schema import Comparison, ResultError, RunResult
+from flwr_kd.results import files
+from flwr_kd.results.errors import ResultError, ResultExistsError
+from flwr_kd.results.schema import Comparison, RunResult
 
 __all__ = ["FOLDER", "Unfinished"]
 
@@ -96,7 +97,7 @@ class Unfinished:
                 self._take(self.directory)
         elif self.path.exists():
             if not force:
-                raise schema.ResultExistsError(
+                raise ResultExistsError(
                     f"{str(self.directory)!r} has an unfinished comparison; go on with --resume, begin anew with "
                     "--force, or choose another folder"
                 )

@@ -25,6 +25,7 @@ from flwr_kd.data import (
 )
 from flwr_kd.experiments.attacks import MaliciousClient, parse_attack
 from flwr_kd.experiments.data import bundle_of, client_splits, public_of
+from flwr_kd.experiments.errors import SimulationError
 from flwr_kd.experiments.evaluation import evaluator
 from flwr_kd.experiments.experiment import Experiment, attacker_ids
 from flwr_kd.experiments.ray_backend import run_ray
@@ -37,7 +38,8 @@ from flwr_kd.server.strategy import KDStrategy
 from flwr_kd.transport.inline_grid import InlineGrid
 
 __all__ = [
-    "SimulationError",
+    "LARGE_STATE",
+    "build_client",
     "check",
     "client_options",
     "round_result",
@@ -46,11 +48,8 @@ __all__ = [
     "server_options",
 ]
 
-_LARGE_STATE = 10 * 10**6
-
-
-class SimulationError(RuntimeError):
-    """The server failed, so that there is no result."""
+LARGE_STATE = 10 * 10**6
+"""Bytes of a personal model beyond which it is kept in a file, and not in Flower's client state."""
 
 
 @dataclass
@@ -132,7 +131,7 @@ def run(
 
     backend = run_inline if experiment.backend == "inline" else run_ray
     with tempfile.TemporaryDirectory(prefix="flwr-kd-state-") as folder:
-        build = functools.partial(_build_client, method.name, experiment, _state_dir(experiment, folder))
+        build = functools.partial(build_client, method.name, experiment, _state_dir(experiment, folder))
         backend(ClientApp(client_fn=build), experiment, serve)
     if outcome.result is None:
         reason = outcome.failure or "it ended without a result"
@@ -213,10 +212,22 @@ def _check_attack(experiment: Experiment, bundle: Bundle) -> None:
         parse_attack(experiment.attack).check_classes(bundle.num_classes)
 
 
-def _build_client(
-    method_name: str, experiment: Experiment, state_dir: str | None, context: Context
-) -> Client:
-    """Build one node's client; runs in Ray's workers, so it is given names and not data."""
+def build_client(method_name: str, experiment: Experiment, state_dir: str | None, context: Context) -> Client:
+    """Build one node's client.
+
+    It runs in Ray's workers, so it is given names and not data.
+
+    Parameters
+    ----------
+    method_name : str
+        A name of the registry.
+    experiment : Experiment
+        Data and models; its workers load the data themselves.
+    state_dir : str, optional
+        A folder for personal models that are too large for Flower's client state.
+    context : Context
+        The node's.
+    """
     method = registry.get(method_name)
     if state_dir is not None:
         context.node_config["state-dir"] = state_dir
@@ -246,7 +257,7 @@ def _state_dir(experiment: Experiment, folder: str) -> str | None:
     """Name a folder for personal models that are too large to be copied around with each message."""
     states = [experiment.build_model(index).state_dict() for index in range(len(experiment.models))]
     size = max(size_of(state) for state in states)
-    return folder if size > _LARGE_STATE else None
+    return folder if size > LARGE_STATE else None
 
 
 def run_inline(app: ClientApp, experiment: Experiment, serve: Callable[[Grid], None]) -> None:

@@ -21,7 +21,8 @@ from flwr_kd import registry
 from flwr_kd.checks import ConfigError
 from flwr_kd.experiments.data import client_splits
 from flwr_kd.experiments.experiment import Experiment
-from flwr_kd.results.schema import ResultError, RunResult
+from flwr_kd.results.errors import ResultError
+from flwr_kd.results.schema import RunResult
 from flwr_kd.server.checkpoint import CHECKPOINT, Checkpoint
 from flwr_kd.text import first_line
 

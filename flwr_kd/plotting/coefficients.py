@@ -12,12 +12,13 @@ import numpy as np
 import numpy.typing as npt
 
 from flwr_kd.plotting.style import add_title, chosen_runs, make_panels, write_picture
-from flwr_kd.results.schema import Comparison, ResultError
+from flwr_kd.results.errors import ResultError
+from flwr_kd.results.schema import Comparison
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["coefficients", "coefficients_figure"]
+__all__ = ["figure", "plot"]
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 IntArray: TypeAlias = npt.NDArray[np.integer[Any]]
@@ -25,18 +26,18 @@ _LEAST_SPREAD = 1e-9
 _TICK_CHARACTERS = 42
 
 
-def coefficients(
+def plot(
     comparison: Comparison,
     matrices: Mapping[str, tuple[FloatArray, IntArray]],
     path: Path,
     *,
     seed: int | None = None,
 ) -> Path:
-    """Write the :func:`coefficients_figure` to a PNG; as :func:`plot`."""
-    return write_picture(coefficients_figure(comparison, matrices, seed=seed), path)
+    """Write the :func:`figure` to a PNG, as :func:`flwr_kd.plotting.curves.plot` does."""
+    return write_picture(figure(comparison, matrices, seed=seed), path)
 
 
-def coefficients_figure(
+def figure(
     comparison: Comparison,
     matrices: Mapping[str, tuple[FloatArray, IntArray]],
     *,

@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from flwr_kd.plotting.style import add_title, empty_figure, measured_on, method_styles, write_picture
-from flwr_kd.results.schema import Comparison, ResultError, RunResult
+from flwr_kd.results.errors import ResultError
+from flwr_kd.results.schema import Comparison, RunResult
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

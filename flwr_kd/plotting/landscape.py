@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["landscape", "landscape_figure"]
+__all__ = ["figure", "plot"]
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 
@@ -31,7 +31,7 @@ _STEEPEST = 5.0
 _LEAST_LOSS = 0.1
 
 
-def landscape(
+def plot(
     comparison: Comparison,
     magnitudes: FloatArray,
     losses: Mapping[str, FloatArray],
@@ -39,11 +39,11 @@ def landscape(
     *,
     seed: int | None = None,
 ) -> Path:
-    """Write the :func:`landscape_figure` to a PNG; as :func:`plot`."""
-    return write_picture(landscape_figure(comparison, magnitudes, losses, seed=seed), path)
+    """Write the :func:`figure` to a PNG, as :func:`flwr_kd.plotting.curves.plot` does."""
+    return write_picture(figure(comparison, magnitudes, losses, seed=seed), path)
 
 
-def landscape_figure(
+def figure(
     comparison: Comparison,
     magnitudes: FloatArray,
     losses: Mapping[str, FloatArray],

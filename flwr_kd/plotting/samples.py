@@ -10,28 +10,27 @@ import numpy as np
 import numpy.typing as npt
 
 from flwr_kd.plotting.style import MOST_COLUMNS, add_title, chosen_runs, make_panels, write_picture
-from flwr_kd.results.schema import Comparison, ResultError
+from flwr_kd.results.errors import ResultError
+from flwr_kd.results.schema import Comparison
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["samples", "samples_figure"]
+__all__ = ["figure", "plot"]
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 
 _MOST_ROWS = 20
 
 
-def samples(
+def plot(
     comparison: Comparison, images: Mapping[str, FloatArray], path: Path, *, seed: int | None = None
 ) -> Path:
-    """Write the :func:`samples_figure` to a PNG; as :func:`plot`."""
-    return write_picture(samples_figure(comparison, images, seed=seed), path)
+    """Write the :func:`figure` to a PNG, as :func:`flwr_kd.plotting.curves.plot` does."""
+    return write_picture(figure(comparison, images, seed=seed), path)
 
 
-def samples_figure(
-    comparison: Comparison, images: Mapping[str, FloatArray], *, seed: int | None = None
-) -> Figure:
+def figure(comparison: Comparison, images: Mapping[str, FloatArray], *, seed: int | None = None) -> Figure:
     """Draw the images that a server made, one panel per method, one row per class.
 
     Parameters

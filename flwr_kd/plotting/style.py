@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flwr_kd.results.schema import Comparison, ResultError, RunResult
+from flwr_kd.results.errors import ResultError
+from flwr_kd.results.schema import Comparison, RunResult
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

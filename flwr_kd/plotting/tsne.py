@@ -26,23 +26,23 @@ from flwr_kd.results.schema import Comparison
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["tsne", "tsne_figure"]
+__all__ = ["figure", "plot"]
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 
 
-def tsne(
+def plot(
     comparison: Comparison,
     embeddings: Mapping[str, tuple[FloatArray, npt.NDArray[np.int64]]],
     path: Path,
     *,
     seed: int | None = None,
 ) -> Path:
-    """Write the :func:`tsne_figure` to a PNG; as :func:`plot`."""
-    return write_picture(tsne_figure(comparison, embeddings, seed=seed), path)
+    """Write the :func:`figure` to a PNG, as :func:`flwr_kd.plotting.curves.plot` does."""
+    return write_picture(figure(comparison, embeddings, seed=seed), path)
 
 
-def tsne_figure(
+def figure(
     comparison: Comparison,
     embeddings: Mapping[str, tuple[FloatArray, npt.NDArray[np.int64]]],
     *,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-import secrets
 from pathlib import Path
 
-from flwr_kd.results.schema import Comparison, ResultError, ResultExistsError
+from flwr_kd.files import write_atomically
+from flwr_kd.results.errors import ResultError, ResultExistsError
+from flwr_kd.results.schema import Comparison
 
 __all__ = ["FILE_NAME", "check_free", "load", "save"]
 
@@ -72,17 +73,8 @@ def save(comparison: Comparison, directory: Path, *, force: bool = False) -> Pat
     """
     directory = Path(directory)
     check_free(directory, force=force)
-    directory.mkdir(parents=True, exist_ok=True)
     target = directory / FILE_NAME
-    partial = directory / f".{FILE_NAME}.{secrets.token_hex(8)}.tmp"
-    try:
-        with partial.open("x", encoding="utf-8") as file:
-            file.write(comparison.to_json() + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, target)
-    finally:
-        partial.unlink(missing_ok=True)
+    write_atomically(target, f"{comparison.to_json()}\n".encode(), mode=0o666)
     return target
 
 

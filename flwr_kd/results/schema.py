@@ -10,19 +10,19 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
-import os
 import re
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Any, ClassVar, Self, TypeVar, cast
+from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 
 from flwr_kd.checks import number, share, whole_number
+from flwr_kd.results.errors import ResultError
+from flwr_kd.results.json_values import check_keys, check_list, json_mapping, json_value, refuse_constant
 
-__all__ = ["SCHEMA_VERSION", "Comparison", "ResultError", "ResultExistsError", "RoundResult", "RunResult"]
+__all__ = ["SCHEMA_VERSION", "Comparison", "RoundResult", "RunResult"]
 
 _T = TypeVar("_T")
 SCHEMA_VERSION = 1
@@ -37,14 +37,6 @@ _METRICS = (
     "bytes_down",
     "seconds",
 )
-
-
-class ResultError(ValueError):
-    """A result holds, or a result file contains, what is not allowed."""
-
-
-class ResultExistsError(FileExistsError):
-    """A result is already there, and was not to be overwritten."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +103,7 @@ class RoundResult:
         for name in _ACCURACIES:
             object.__setattr__(self, name, _accuracy(name, getattr(self, name)))
         object.__setattr__(self, "train_loss", _measured("train_loss", self.train_loss))
-        clients = _json_mapping("clients", self.clients)
+        clients = json_mapping("clients", self.clients)
         for client, values in clients.items():
             if not isinstance(values, dict) or not set(values) <= set(_OF_CLIENT):
                 raise ResultError(f"clients[{client!r}] must have {' and '.join(_OF_CLIENT)}, got {values!r}")
@@ -161,8 +153,8 @@ class RunResult:
         numbers = [result.round for result in self.rounds]
         if any(later <= earlier for earlier, later in itertools.pairwise(numbers)):
             raise ResultError(f"rounds of {self.method} must be in increasing order, got {numbers}")
-        object.__setattr__(self, "hyperparameters", _json_mapping("hyperparameters", self.hyperparameters))
-        rows = _json_value("histogram", self.histogram)
+        object.__setattr__(self, "hyperparameters", json_mapping("hyperparameters", self.hyperparameters))
+        rows = json_value("histogram", self.histogram)
         if not isinstance(rows, list) or not all(isinstance(row, list) for row in rows):
             raise ResultError("histogram must be a list of lists, [clients][classes]")
         if len({len(row) for row in rows}) > 1:
@@ -268,8 +260,8 @@ class Comparison:
     runs: tuple[RunResult, ...]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "config", _json_mapping("config", self.config))
-        object.__setattr__(self, "versions", _json_mapping("versions", self.versions))
+        object.__setattr__(self, "config", json_mapping("config", self.config))
+        object.__setattr__(self, "versions", json_mapping("versions", self.versions))
         for name, version in self.versions.items():
             if not isinstance(version, str):
                 raise ResultError(f"versions[{name!r}] must be a text, got {version!r}")
@@ -369,7 +361,7 @@ class Comparison:
             The text is not JSON, has another schema version, or a field is missing, unknown, or not allowed.
         """
         try:
-            document = json.loads(text, parse_constant=_refuse_constant)
+            document = json.loads(text, parse_constant=refuse_constant)
         except (ValueError, RecursionError) as error:
             raise ResultError(f"the result is not JSON: {error}") from None
         if not isinstance(document, dict):
@@ -380,15 +372,17 @@ class Comparison:
                 f"schema_version must be {SCHEMA_VERSION}, got {version!r}: not a result of flwr-kd, or of "
                 "another version of it"
             )
-        _keys("result", document, ("schema_version", "command", "config", "versions", "runs"), {"summary"})
+        check_keys(
+            "result", document, ("schema_version", "command", "config", "versions", "runs"), {"summary"}
+        )
         runs = []
-        for index, entry in enumerate(_list("runs", document["runs"])):
+        for index, entry in enumerate(check_list("runs", document["runs"])):
             where = f"runs[{index}]"
-            _keys(where, entry, ("method", "seed", "hyperparameters", "rounds", "histogram"))
+            check_keys(where, entry, ("method", "seed", "hyperparameters", "rounds", "histogram"))
             rounds = []
-            for position, values in enumerate(_list(f"{where}.rounds", entry["rounds"])):
+            for position, values in enumerate(check_list(f"{where}.rounds", entry["rounds"])):
                 place = f"{where}.rounds[{position}]"
-                _keys(place, values, _NEEDED_KEYS, _ROUND_KEYS)
+                check_keys(place, values, _NEEDED_KEYS, _ROUND_KEYS)
                 rounds.append(_build(place, RoundResult, values))
             runs.append(_build(where, RunResult, {**entry, "rounds": tuple(rounds)}))
         shared = {name: document[name] for name in ("config", "versions", "command")}
@@ -426,56 +420,6 @@ def _measured(name: str, value: object) -> float | None:
 def _accuracy(name: str, value: object) -> float | None:
     found = _measured(name, value)
     return None if found is None else share(name, found, error=ResultError)
-
-
-def _json_mapping(where: str, value: object) -> dict[str, Any]:
-    if not isinstance(value, Mapping):
-        raise ResultError(f"{where} must be a mapping, got {type(value).__name__}")
-    return cast(dict[str, Any], _json_value(where, value))
-
-
-def _json_value(where: str, value: object) -> Any:
-    """Copy a value as JSON gives it back, so that what is read equals what was written."""
-    if isinstance(value, np.ndarray | np.generic):
-        value = value.tolist()
-    if value is None or isinstance(value, bool):
-        return value
-    # int(), str(): a subclass, such as an IntEnum or a StrEnum, would come back as the plain type.
-    if isinstance(value, int):
-        return int(value)
-    if isinstance(value, float):
-        return float(value) if math.isfinite(value) else None
-    if isinstance(value, str):
-        return str(value)
-    if isinstance(value, os.PathLike):
-        return str(value)
-    if isinstance(value, Mapping):
-        for key in value:
-            if not isinstance(key, str):
-                raise ResultError(f"{where} has the key {key!r}; keys must be text")
-        return {str(key): _json_value(f"{where}[{key!r}]", each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_json_value(f"{where}[{index}]", each) for index, each in enumerate(value)]
-    raise ResultError(f"{where} is a {type(value).__name__}, which cannot be written as JSON")
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not allowed, null is")
-
-
-def _list(where: str, value: object) -> list[Any]:
-    if not isinstance(value, list):
-        raise ResultError(f"{where} must be a list, got {type(value).__name__}")
-    return value
-
-
-def _keys(where: str, value: object, required: tuple[str, ...], optional: Iterable[str] = ()) -> None:
-    if not isinstance(value, dict):
-        raise ResultError(f"{where} must be an object, got {type(value).__name__}")
-    missing = [name for name in required if name not in value]
-    unknown = sorted(set(value) - set(required) - set(optional))
-    if missing or unknown:
-        raise ResultError(f"{where}: fields missing {missing}, not expected {unknown}")
 
 
 def _build(where: str, kind: type[_T], values: dict[str, Any]) -> _T:

@@ -25,7 +25,8 @@ from flwr_kd.experiments import run_config
 from flwr_kd.experiments.experiment import Experiment
 from flwr_kd.experiments.run_config import hyperparameters
 from flwr_kd.experiments.runner import run
-from flwr_kd.results import files, schema
+from flwr_kd.results import files
+from flwr_kd.results.errors import ResultExistsError
 from flwr_kd.server.records import HandshakeError
 from flwr_kd.strategies.fedhead import FedHEADConfig
 from flwr_kd.strategies.fedhyb import FedHybConfig
@@ -141,7 +142,7 @@ def test_a_relative_out_is_refused_before_the_work(app: App, module: Module) -> 
 @every
 def test_a_result_is_not_overwritten(app: App, module: Module, tmp_path: Path) -> None:
     (tmp_path / files.FILE_NAME).write_text("{}")
-    with pytest.raises(schema.ResultExistsError, match=re.escape(str(tmp_path))):
+    with pytest.raises(ResultExistsError, match=re.escape(str(tmp_path))):
         module(app.name, "server_app").main(None, app.context(out=str(tmp_path)))
 
 

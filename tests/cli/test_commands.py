@@ -341,7 +341,7 @@ def test_the_plots_are_of_the_models_that_were_measured(
         assert all((a == b).all() for a, b in zip(ours, theirs, strict=True))
 
     seen: list[Any] = []
-    monkeypatch.setattr(landscape, "landscape", lambda *a, **k: seen.append(a) or tmp_path / "x.png")
+    monkeypatch.setattr(landscape, "plot", lambda *a, **k: seen.append(a) or tmp_path / "x.png")
     for _ in range(2):
         assert command("plot", "landscape", "o", "--directions", "2", "--samples", "40").code == 0
     (_, magnitudes, losses, _), (_, _, again, _) = seen
@@ -437,9 +437,7 @@ def test_coefficients_are_drawn(command: Command, tmp_path: Path, monkeypatch: p
     assert is_a_picture(tmp_path / "pictures" / "c.png")
 
     seen: list[Any] = []
-    monkeypatch.setattr(
-        coefficients, "coefficients", lambda *a, **k: seen.append((a[1], k)) or tmp_path / "x.png"
-    )
+    monkeypatch.setattr(coefficients, "plot", lambda *a, **k: seen.append((a[1], k)) or tmp_path / "x.png")
     for args, expected in (((), first), (("--seed", "1"), second)):
         assert command("plot", "coefficients", "o", *args).code == 0
         drawn, named = seen.pop()
@@ -546,8 +544,8 @@ MISTAKES = [
     (["compare", "fedavg", "fedhkd", "--set", "gamma=-1"], ["gamma must be >= 0"]),
     (["simulate"], ["METHOD"]),
     (["simulat", "fedavg"], ["simulat"]),
-    (["privacy", "--sigma", "-1"], ["sigma", "> 0", "-1"]),
-    (["privacy", "--delta", "2"], ["delta", "< 1", "2"]),
+    (["privacy", "--sigma", "-1"], ["sigma", "above 0", "-1"]),
+    (["privacy", "--delta", "2"], ["delta", "(0, 1)", "2"]),
     (["plot", "tnse", "."], ["tnse"]),
     (["plot", "tsne"], ["RESULT_DIR"]),
     (["plot", "tsne", "nowhere"], ["no folder 'nowhere'"]),

@@ -40,7 +40,7 @@ FAULTS = {
 
 def client_app(experiment: Experiment, state_dir: Path | None, **options: Any) -> ClientApp:
     folder = None if state_dir is None else str(state_dir)
-    build = functools.partial(runner._build_client, METHOD, experiment, folder)
+    build = functools.partial(runner.build_client, METHOD, experiment, folder)
     return ClientApp(client_fn=build, **options)
 
 
@@ -145,7 +145,7 @@ def test_large_personal_models_are_kept_in_files(
 
     small = run(method, experiment, on_round=look)
     assert seen == [[], [], []]
-    monkeypatch.setattr(runner, "_LARGE_STATE", 0)
+    monkeypatch.setattr(runner, "LARGE_STATE", 0)
     large = run(method, experiment, on_round=look)
     # Of each client, the last two rounds.
     kept = [

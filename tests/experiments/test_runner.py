@@ -16,9 +16,10 @@ from flwr_kd.checks import ConfigError
 from flwr_kd.data import DataError, load
 from flwr_kd.experiments import data, runner
 from flwr_kd.experiments.data import client_splits
+from flwr_kd.experiments.errors import SimulationError
 from flwr_kd.experiments.evaluation import evaluator
 from flwr_kd.experiments.experiment import Experiment
-from flwr_kd.experiments.runner import SimulationError, run
+from flwr_kd.experiments.runner import run
 from flwr_kd.models import build_model
 from flwr_kd.results.schema import RunResult
 from flwr_kd.server.records import RoundStats

@@ -13,7 +13,8 @@ from flwr.app import ArrayRecord
 from flwr_kd import registry
 from flwr_kd.checks import ConfigError
 from flwr_kd.experiments import saved_arrays
-from flwr_kd.results.schema import ResultError, RoundResult, RunResult
+from flwr_kd.results.errors import ResultError
+from flwr_kd.results.schema import RoundResult, RunResult
 from flwr_kd.server.checkpoint import Checkpoint
 
 MATRIX = np.array([[0.6, 0.3, 0.1], [0.25, 0.5, 0.25], [-0.2, 0.1, 1.1]])

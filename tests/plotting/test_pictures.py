@@ -11,12 +11,10 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from flwr_kd.plotting.coefficients import coefficients, coefficients_figure
+from flwr_kd.plotting import coefficients, landscape, samples, tsne
 from flwr_kd.plotting.curves import figure, plot
-from flwr_kd.plotting.landscape import landscape, landscape_figure
-from flwr_kd.plotting.samples import samples, samples_figure
-from flwr_kd.plotting.tsne import tsne, tsne_figure
-from flwr_kd.results.schema import Comparison, ResultError, RoundResult, RunResult
+from flwr_kd.results.errors import ResultError
+from flwr_kd.results.schema import Comparison, RoundResult, RunResult
 
 CONFIG = {"dataset": "digits", "partition": "inner-dirichlet:0.1", "clients": 10}
 
@@ -179,7 +177,7 @@ def titles(drawn):
 
 
 def test_maps_have_a_panel_per_method_and_a_colour_per_class(comparison):
-    drawn = tsne_figure(comparison, {"ktpfl": a_map(), "fedavg": a_map((3, 9))}, seed=1)
+    drawn = tsne.figure(comparison, {"ktpfl": a_map(), "fedavg": a_map((3, 9))}, seed=1)
     assert titles(drawn) == ["ktpfl", "fedavg"]
     assert drawn.get_suptitle().replace("\n", " ") == (
         "digits · inner-dirichlet:0.1 · 10 clients · seed 1 · features of 10 to 15 samples of the common test set"
@@ -199,7 +197,7 @@ def test_landscapes_share_their_axes_and_show_the_flattest(comparison):
     x = np.linspace(-1, 1, 5)
     flat, steep = 0.5 + np.outer([1.0, 2.0, 3.0], x**2), 0.5 + np.outer([1e3, 1e4, 1e5], x**2)
     steep[0, -1], steep[1, 0] = np.inf, np.nan
-    drawn = landscape_figure(comparison, x, {"fedavg": steep, "ktpfl": flat})
+    drawn = landscape.figure(comparison, x, {"fedavg": steep, "ktpfl": flat})
     left, right = drawn.axes
     assert titles(drawn) == ["fedavg", "ktpfl"]
     assert drawn.get_suptitle().endswith("seed 0 · loss in 3 directions")
@@ -216,11 +214,11 @@ def test_landscapes_share_their_axes_and_show_the_flattest(comparison):
 
 def test_landscapes_without_a_finite_loss_or_without_a_difference(tmp_path, comparison):
     x = np.array([-1.0, 0.0, 1.0])
-    landscape(comparison, x, {"fedavg": np.full((2, 3), np.nan)}, tmp_path / "a.png")
-    low, high = landscape_figure(comparison, x, {"fedavg": np.full((2, 3), 2.3)}).axes[0].get_ylim()
+    landscape.plot(comparison, x, {"fedavg": np.full((2, 3), np.nan)}, tmp_path / "a.png")
+    low, high = landscape.figure(comparison, x, {"fedavg": np.full((2, 3), 2.3)}).axes[0].get_ylim()
     assert high - low >= 0.1
     half = np.array([[1.0, 0.5, np.inf], [1.0, 0.5, np.inf], [1.0, 0.5, 2.0]])
-    median = landscape_figure(comparison, x, {"fedavg": half}).axes[0].lines[-1].get_ydata()
+    median = landscape.figure(comparison, x, {"fedavg": half}).axes[0].lines[-1].get_ydata()
     assert np.isnan(median[2])
     assert median[:2].tolist() == [1.0, 0.5]
 
@@ -230,7 +228,7 @@ def test_samples_have_a_row_per_class(comparison):
     for label in range(3):
         images[label] = label
     images[2, 1] = np.nan
-    drawn = samples_figure(comparison, {"fedavg": images})
+    drawn = samples.figure(comparison, {"fedavg": images})
     (axes,) = drawn.axes
     assert [text.get_text() for text in axes.get_yticklabels()] == ["0", "1", "2"]
     page = np.asarray(axes.images[0].get_array())
@@ -247,7 +245,7 @@ def test_samples_have_a_row_per_class(comparison):
 def test_of_many_samples_the_first_are_drawn(comparison):
     images = np.random.default_rng(0).random((25, 12, 3, 4, 4))
     images[0, 0, 0], images[0, 0, 1:] = 1, 0
-    (axes,) = samples_figure(comparison, {"fedavg": images}).axes
+    (axes,) = samples.figure(comparison, {"fedavg": images}).axes
     page = np.asarray(axes.images[0].get_array())
     assert page.shape == (20 * 5 + 1, 10 * 5 + 1, 3)
     assert page[1, 1].tolist() == [1, 0, 0]
@@ -257,10 +255,10 @@ def test_of_many_samples_the_first_are_drawn(comparison):
 def test_images_that_are_nearly_all_dark(comparison):
     images = np.zeros((1, 1, 1, 20, 20))
     images[..., 0, 0] = 1
-    page = np.asarray(samples_figure(comparison, {"fedavg": images}).axes[0].images[0].get_array())
+    page = np.asarray(samples.figure(comparison, {"fedavg": images}).axes[0].images[0].get_array())
     assert (page[1, 1, 0], page[2, 2, 0]) == (1, 0)
     assert np.isfinite(
-        np.asarray(samples_figure(comparison, {"fedavg": 0 * images}).axes[0].images[0].get_array())
+        np.asarray(samples.figure(comparison, {"fedavg": 0 * images}).axes[0].images[0].get_array())
     ).all()
 
 
@@ -286,7 +284,7 @@ def cells(axes):
 
 def test_groups_are_blocks_however_large_the_diagonal_is(comparison):
     matrix = two_groups(20, inside=1.1, diagonal=0.9)
-    drawn = coefficients_figure(
+    drawn = coefficients.figure(
         comparison, {"ktpfl": (matrix, np.arange(20)), "fedavg": (matrix.T, np.arange(20))}
     )
     left, right = drawn.axes
@@ -311,7 +309,7 @@ def test_groups_are_blocks_however_large_the_diagonal_is(comparison):
 def test_each_matrix_has_its_own_scale(comparison):
     bare = np.array([[-0.7, 0.3, 1.4], [0.4, 1.6, -0.2], [0.2, 0.1, 0.7]])
     low = np.array([[0.1, 0.45, 0.45], [0.4, 0.2, 0.4], [0.3, 0.3, 0.4]])
-    drawn = coefficients_figure(comparison, {"ktpfl": (bare, np.arange(3)), "fedavg": (low, np.arange(3))})
+    drawn = coefficients.figure(comparison, {"ktpfl": (bare, np.arange(3)), "fedavg": (low, np.arange(3))})
     assert [axes.images[0].get_clim() for axes in drawn.axes] == [(-0.2, 1.4), (0.3, 0.45)]
     assert [(bar.extend, bar.ax.get_ylabel()) for bar in bars(drawn)] == [
         ("both", "weight (diagonal clipped: -0.7 to 1.6)"),
@@ -333,7 +331,7 @@ def test_each_matrix_has_its_own_scale(comparison):
     ids=["uniform", "rounding", "one client", "zero", "negative", "identity", "same off the diagonal"],
 )
 def test_matrices_without_a_difference_between_others(comparison, matrix, limits):
-    drawn = coefficients_figure(comparison, {"ktpfl": (matrix, np.arange(len(matrix)))})
+    drawn = coefficients.figure(comparison, {"ktpfl": (matrix, np.arange(len(matrix)))})
     assert drawn.axes[0].images[0].get_clim() == pytest.approx(limits)
     (bar,) = bars(drawn)
     assert (bar.extend, bar.ax.get_ylabel()) == ("neither", "weight")
@@ -352,7 +350,7 @@ def test_matrices_without_a_difference_between_others(comparison, matrix, limits
     ids=["1", "gaps", "20", "100", "three digits", "1000"],
 )
 def test_clients_are_named_as_far_as_their_names_fit(comparison, clients, labels):
-    drawn = coefficients_figure(comparison, {"ktpfl": (two_groups(len(clients)), np.array(clients))})
+    drawn = coefficients.figure(comparison, {"ktpfl": (two_groups(len(clients)), np.array(clients))})
     (axes,) = drawn.axes
     drawn.canvas.draw()
     renderer = drawn.canvas.get_renderer()
@@ -369,12 +367,14 @@ def test_pictures_of_models_are_pngs_that_repeat(tmp_path):
     found = a_comparison(*(a_run(name, 0, [0.5], [0.5]) for name in names))
     x = np.linspace(-1, 1, 5)
     for write in (
-        lambda path: tsne(found, {name: a_map(range(30)) for name in names}, path),
-        lambda path: landscape(found, x, {name: np.ones((3, 1)) * x**2 for name in names}, path),
-        lambda path: samples(
+        lambda path: tsne.plot(found, {name: a_map(range(30)) for name in names}, path),
+        lambda path: landscape.plot(found, x, {name: np.ones((3, 1)) * x**2 for name in names}, path),
+        lambda path: samples.plot(
             found, {name: np.random.default_rng(0).random((2, 2, 1, 4, 4)) for name in names}, path
         ),
-        lambda path: coefficients(found, {name: (two_groups(10), np.arange(10)) for name in names}, path),
+        lambda path: coefficients.plot(
+            found, {name: (two_groups(10), np.arange(10)) for name in names}, path
+        ),
     ):
         path = write(tmp_path / "new" / "a.png")
         before = path.read_bytes()
@@ -388,10 +388,10 @@ def test_no_panel_overlaps_another_or_its_heading(comparison):
     found, x = a_comparison(*runs), np.linspace(-1, 1, 5)
     names = [run.method for run in runs]
     for drawn in (
-        tsne_figure(found, {name: a_map(range(30)) for name in names}),
-        landscape_figure(found, x, {name: np.ones((3, 1)) * x**2 for name in names}),
-        samples_figure(found, {name: np.zeros((20, 3, 1, 4, 4)) for name in names}),
-        coefficients_figure(found, {name: (two_groups(100), np.arange(100)) for name in names}),
+        tsne.figure(found, {name: a_map(range(30)) for name in names}),
+        landscape.figure(found, x, {name: np.ones((3, 1)) * x**2 for name in names}),
+        samples.figure(found, {name: np.zeros((20, 3, 1, 4, 4)) for name in names}),
+        coefficients.figure(found, {name: (two_groups(100), np.arange(100)) for name in names}),
     ):
         drawn.canvas.draw()
         renderer = drawn.canvas.get_renderer()
@@ -412,15 +412,15 @@ def test_no_panel_overlaps_another_or_its_heading(comparison):
 
 def test_what_the_pictures_of_models_refuse(comparison):
     with pytest.raises(ResultError, match="there is no method to draw"):
-        tsne_figure(comparison, {})
+        tsne.figure(comparison, {})
     with pytest.raises(ResultError, match="the result has no run of fedhkd"):
-        landscape_figure(comparison, np.arange(3), {"fedhkd": np.ones((1, 3))})
+        landscape.figure(comparison, np.arange(3), {"fedhkd": np.ones((1, 3))})
     with pytest.raises(ResultError, match="seed must be one of 0, 1, got 7"):
-        tsne_figure(comparison, {"fedavg": a_map()}, seed=7)
+        tsne.figure(comparison, {"fedavg": a_map()}, seed=7)
     with pytest.raises(
         ResultError, match=r"images of fedavg must have the shape \[C, n, K, H, W\], got \[2, 3\]"
     ):
-        samples_figure(comparison, {"fedavg": np.ones((2, 3))})
+        samples.figure(comparison, {"fedavg": np.ones((2, 3))})
     for matrix, clients, found in (
         (np.ones((2, 3)), [0, 1], r"got \[2, 3\] for \[2\]"),
         (np.ones((2, 2)), [0, 1, 2], r"got \[2, 2\] for \[3\]"),
@@ -428,7 +428,7 @@ def test_what_the_pictures_of_models_refuse(comparison):
         (np.full((1, 1), np.nan), [0], "must be finite"),
     ):
         with pytest.raises(ResultError, match=found):
-            coefficients_figure(comparison, {"ktpfl": (matrix, np.array(clients))})
+            coefficients.figure(comparison, {"ktpfl": (matrix, np.array(clients))})
 
 
 def test_the_caller_s_matplotlib_is_left_alone(tmp_path, comparison):

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from flwr_kd.results import files, provenance, schema, table
-from flwr_kd.results.schema import Comparison, ResultError, ResultExistsError, RoundResult, RunResult
+from flwr_kd.results.errors import ResultError, ResultExistsError
+from flwr_kd.results.schema import Comparison, RoundResult, RunResult
 
 
 def a_round(number: int = 1, **changes) -> RoundResult:

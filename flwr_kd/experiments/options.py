@@ -1,0 +1,138 @@
+"""What a user chooses of an experiment: one list for Python and for the command line.
+
+This module needs neither PyTorch nor Flower, so that a program can show the options without them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Self, TypeVar
+
+__all__ = ["BACKENDS", "DataOptions", "ExperimentOptions", "option"]
+
+T = TypeVar("T")
+BACKENDS = ("ray", "inline")
+
+
+def option(default: T, help: str, *, flag: str | None = None) -> T:
+    """Declare an option of a frozen dataclass, from which a command line can be made.
+
+    Parameters
+    ----------
+    default : object
+        The value where none is given.
+    help : str
+        One line for the command line's help.
+    flag : str, optional
+        The option's name on the command line, with its dashes; the field's name in kebab-case if None.
+    """
+    return field(default=default, metadata={"help": help, "flag": flag})
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataOptions:
+    """Which samples there are, before they are divided among the clients.
+
+    Parameters
+    ----------
+    dataset : str
+        See :func:`flwr_kd.data.load`.
+    data_dir : str, optional
+        Folder of data files.
+    limit : int, optional
+        Number of training samples, drawn at random; all if None.
+    imbalance : float, optional
+        Cut the training samples to a long tail with this factor, before they are divided among the clients; see
+        :func:`flwr_kd.data.long_tail`. Test set and public data keep their class mix.
+    validation : bool
+        Measure the global model on a fifth of the training samples, which no client then has, in place of the test
+        set: for the choice of hyper-parameters. Taken before ``imbalance``.
+    image_size : int, optional
+        Pad images to this side.
+    public : str, optional
+        Public data of methods that need some, see :func:`flwr_kd.data.load_public`; the data set's default if
+        None. The data set's own name holds a fifth of its training part back from the clients, whatever the method.
+    public_limit : int
+        Maximum number of public samples; 5,000 is FedHEAD's number.
+    """
+
+    dataset: str = option("digits", "digits, fashion-mnist, mnist-5k, ..., or csv:PATH")
+    data_dir: str | None = option(None, "folder of data files")
+    limit: int | None = option(None, "number of training samples; all if not set")
+    imbalance: float | None = option(
+        None,
+        "cut the training samples to a long tail: largest class over smallest; FedHyb's are 10, 20, 50, 100",
+    )
+    validation: bool = option(False, "measure on a fifth of the training samples, not on the test set")
+    image_size: int | None = option(None, "pad images to this side")
+    public: str | None = option(
+        None,
+        "public data of methods that need some; the data set's default if not set; its own name holds a fifth of "
+        "its training part back",
+    )
+    public_limit: int = option(5000, "maximum number of public samples")
+
+    @classmethod
+    def part_of(cls, options: DataOptions) -> Self:
+        """Return these options alone, taken from larger ones; the key under which data is kept in memory.
+
+        >>> DataOptions.part_of(ExperimentOptions(limit=150, rounds=3)) == DataOptions(limit=150)
+        True
+        """
+        return cls(**{each.name: getattr(options, each.name) for each in fields(cls)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExperimentOptions(DataOptions):
+    """What the methods of a comparison share, for all of its seeds; and the parameters of :class:`DataOptions`.
+
+    Values are checked where they become an :class:`~flwr_kd.Experiment`.
+
+    Parameters
+    ----------
+    partition : str
+        See :func:`flwr_kd.data.partition`.
+    clients, rounds : int
+        At least 1.
+    model : str, optional
+        A name of :data:`flwr_kd.models.MODELS`, or several separated by commas, which are given to the
+        clients in turn; for methods that allow heterogeneous models. The method's own if None.
+    feature_dim : int, optional
+        D; each model's own if None.
+    fraction_train : float
+        Share of the clients drawn per round.
+    backend : str
+        ``"ray"`` or ``"inline"``.
+    workers : int
+        Number of clients that run at the same time.
+    device : str
+        ``"auto"``, ``"cpu"``, ``"cuda"``.
+    augment : str
+        Augmentation of training batches; see :func:`flwr_kd.data.augmentation`.
+    attack : str, optional
+        What malicious clients do; see :mod:`flwr_kd.experiments.attacks`.
+    attackers : int
+        Number of malicious clients, 0 to ``clients``: none without an attack, at least one with it.
+    """
+
+    partition: str = option(
+        "inner-dirichlet:0.1",
+        "iid, dirichlet:ALPHA, inner-dirichlet:ALPHA, pathological:K, ktpfl-1[:MANY], ktpfl-2[:EACH]",
+    )
+    clients: int = option(10, "number of clients")
+    rounds: int = option(10, "number of rounds")
+    model: str | None = option(
+        None, "mlp, lenet, cnn, resnet8, ...; a list gives them out in turn; the method's own if not set"
+    )
+    feature_dim: int | None = option(None, "size of the representation; the model's own if not set")
+    fraction_train: float = option(1.0, "share of the clients drawn per round")
+    backend: str = option("ray", " or ".join(BACKENDS))
+    workers: int = option(2, "number of clients that run at the same time")
+    device: str = option("auto", "auto, cpu or cuda")
+    augment: str = option("none", "none, crop or crop-flip, on training batches")
+    attack: str | None = option(
+        None,
+        "what malicious clients do: label-flip[:TARGET], label-flip:permute, gaussian:SIGMA, sign-flip[:SCALE], "
+        "nan, payload[:KIND]",
+    )
+    attackers: int = option(0, "number of malicious clients, drawn by the seed")

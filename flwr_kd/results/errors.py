@@ -1,0 +1,13 @@
+"""Errors of results, in a module that needs nothing else."""
+
+from __future__ import annotations
+
+__all__ = ["ResultError", "ResultExistsError"]
+
+
+class ResultError(ValueError):
+    """A result holds, or a result file contains, what is not allowed."""
+
+
+class ResultExistsError(FileExistsError):
+    """A result is already there, and was not to be overwritten."""
