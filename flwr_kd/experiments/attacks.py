@@ -1,8 +1,9 @@
 """Malicious clients: what an honest client sends, corrupted on its way out.
 
 An attacker is a wrapper around the honest client of whatever method; no strategy knows of it. It trains on its
-own data or on what :meth:`Attack.poison` makes of them, and :class:`MaliciousClient` corrupts each of its
-answers. What the client keeps to itself, such as a personal model, and what it measures stay honest.
+own data or on what :meth:`Attack.poison` makes of them, and a
+:class:`~flwr_kd.experiments.malicious_client.MaliciousClient` corrupts each of its replies. What the client
+keeps to itself, such as a personal model, and what it measures stay honest.
 
 ====================== ===============================================================================
 attack                 what is corrupted
@@ -35,7 +36,6 @@ Examples
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -43,7 +43,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from flwr.client import NumPyClient
 from safetensors.numpy import load, save
 from torch import Tensor
 from torch.utils.data import Dataset
@@ -54,7 +53,7 @@ from flwr_kd.learning.batches import Batches, DatasetError, normalize_labels
 from flwr_kd.seeding import numpy_generator
 from flwr_kd.server.strategy import KDStrategy
 from flwr_kd.text import unknown_name
-from flwr_kd.transport import flower_records, template
+from flwr_kd.transport import template
 from flwr_kd.transport.payload import read_metadata
 
 __all__ = [
@@ -63,7 +62,6 @@ __all__ = [
     "Attack",
     "Gaussian",
     "LabelFlip",
-    "MaliciousClient",
     "NotANumber",
     "PayloadLie",
     "SignFlip",
@@ -377,67 +375,6 @@ def draw_attackers(clients: int, attackers: int, seed: int) -> frozenset[int]:
     whole_number("attackers", attackers, 0, clients)
     order = numpy_generator(seed, "attackers").permutation(clients)
     return frozenset(order[:attackers].tolist())
-
-
-class MaliciousClient(NumPyClient):
-    """An honest client whose answers are corrupted.
-
-    Random draws come from (seed, "attack", round, partition, phase), where seed, round and phase are in the
-    server's config. Give the honest client what :meth:`Attack.poison` returned as its training set.
-
-    Parameters
-    ----------
-    client : NumPyClient
-        Of any method, or of a user.
-    attack : Attack or str
-        See :func:`parse_attack`.
-    partition : int
-        The attacker's partition id.
-
-    Raises
-    ------
-    ConfigError
-        If the attack is not known.
-    """
-
-    def __init__(self, client: NumPyClient, attack: Attack | str, *, partition: int = 0) -> None:
-        self.client = client
-        self.attack = attack if isinstance(attack, Attack) else parse_attack(attack)
-        self.partition = partition
-
-    def get_properties(self, config: dict[str, Scalar]) -> dict[str, Scalar]:
-        """Answer the handshake as the honest client does."""
-        return self.client.get_properties(config)
-
-    def get_parameters(self, config: dict[str, Scalar]) -> list[NDArray]:
-        """Return the honest client's parameters."""
-        return self.client.get_parameters(config)
-
-    def fit(
-        self, parameters: list[NDArray], config: dict[str, Scalar]
-    ) -> tuple[list[NDArray], int, dict[str, Scalar]]:
-        """Let the honest client answer, in whatever phase, and corrupt models and payload."""
-        # A client may train in the arrays it was given.
-        received = [array.copy() for array in parameters]
-        arrays, num_examples, metrics = self.client.fit(parameters, config)
-        phase, server_round = (
-            str(config.get(flower_records.PHASE, "train")),
-            int(config.get(flower_records.ROUND, 1)),
-        )
-        seed = int(config.get(flower_records.SEED, 0))
-        rng = numpy_generator(seed, "attack", server_round, self.partition, phase)
-        names = json.loads(str(config.get(flower_records.NAMES, "[]")))
-        arrays = self.attack.models(arrays, received, names, rng)
-        payload = metrics.get(flower_records.PAYLOAD)
-        if isinstance(payload, bytes):
-            metrics = {**metrics, flower_records.PAYLOAD: self.attack.knowledge(payload, num_examples)}
-        return arrays, num_examples, metrics
-
-    def evaluate(
-        self, parameters: list[NDArray], config: dict[str, Scalar]
-    ) -> tuple[float, int, dict[str, Scalar]]:
-        """Evaluate as the honest client does."""
-        return self.client.evaluate(parameters, config)
 
 
 class _Relabelled(Dataset[Any]):

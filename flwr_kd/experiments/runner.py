@@ -23,11 +23,12 @@ from flwr_kd.data import (
     augmentation,
     histogram,
 )
-from flwr_kd.experiments.attacks import MaliciousClient, parse_attack
+from flwr_kd.experiments.attacks import parse_attack
 from flwr_kd.experiments.data import bundle_of, client_splits, public_of
 from flwr_kd.experiments.errors import SimulationError
 from flwr_kd.experiments.evaluation import evaluator
 from flwr_kd.experiments.experiment import Experiment, attacker_ids
+from flwr_kd.experiments.malicious_client import MaliciousClient
 from flwr_kd.experiments.ray_backend import run_ray
 from flwr_kd.learning.weights import size_of
 from flwr_kd.results.schema import RoundResult, RunResult

@@ -8,9 +8,10 @@ import subprocess
 from importlib import metadata
 from pathlib import Path
 
-__all__ = ["versions"]
+__all__ = ["commit_of", "versions"]
 
 _PACKAGES = ("flwr-kd", "flwr", "torch", "torchvision", "ray", "numpy")
+_CHECKOUT = Path(__file__).resolve().parents[2]
 _CODE = ("flwr_kd", "strategies", "benchmarks")
 
 
@@ -22,31 +23,30 @@ def versions() -> dict[str, str]:
     dict of str to str
         ``flwr-kd``, ``flwr``, ``torch``, ``torchvision``, ``ray``, ``numpy`` (those that are installed),
         ``python``, ``machine`` (system and processor type, such as "Linux x86_64"), ``processor`` (its name,
-        where the system tells it), ``cores``; and ``commit``, of a checkout of flwr-kd, with ``+changes`` where
-        its code was changed since.
+        if the system reports one), ``cores``; and ``commit`` in a checkout of flwr-kd, see :func:`commit_of`.
 
     Examples
     --------
     >>> "flwr" in versions() and "machine" in versions()
     True
     """
-    found: dict[str, str] = {}
+    made_with: dict[str, str] = {}
     for name in _PACKAGES:
         try:
-            found[name] = metadata.version(name)
+            made_with[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    found["python"] = platform.python_version()
-    found["machine"] = f"{platform.system()} {platform.machine()}".strip()
-    found["processor"] = _processor()
-    found["cores"] = str(os.cpu_count())
-    if commit := _commit(Path(__file__).resolve().parents[1]):
-        found["commit"] = commit
-    return found
+    made_with["python"] = platform.python_version()
+    made_with["machine"] = f"{platform.system()} {platform.machine()}".strip()
+    made_with["processor"] = _processor()
+    made_with["cores"] = str(os.cpu_count())
+    if commit := commit_of(_CHECKOUT):
+        made_with["commit"] = commit
+    return made_with
 
 
 def _processor() -> str:
-    """Return the processor's name, where the system tells it; else its type."""
+    """Return the processor's name if the system reports one, else its type."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -55,8 +55,11 @@ def _processor() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
-def _commit(checkout: Path) -> str | None:
-    """Return the commit of a checkout; None where it is none, as where flwr-kd was installed from a wheel."""
+def commit_of(checkout: Path) -> str | None:
+    """Return the commit of a checkout of flwr-kd, with ``+changes`` if its code was changed since.
+
+    None if the folder is no checkout, for example because flwr-kd was installed from a wheel, or if git fails.
+    """
     if not (checkout / ".git").exists():
         return None
 

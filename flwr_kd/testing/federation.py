@@ -13,7 +13,8 @@ from flwr.clientapp import ClientApp
 
 from flwr_kd import registry
 from flwr_kd.data import ArrayDataset
-from flwr_kd.experiments.attacks import MaliciousClient, parse_attack
+from flwr_kd.experiments.attacks import parse_attack
+from flwr_kd.experiments.malicious_client import MaliciousClient
 from flwr_kd.models import build_model
 from flwr_kd.server.records import KDResult
 from flwr_kd.server.strategy import KDStrategy

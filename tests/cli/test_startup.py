@@ -1,4 +1,4 @@
-"""What the command imports before it has anything to compute: a user who asks for help does not wait for PyTorch."""
+"""What the command imports before it computes anything: help does not wait for PyTorch."""
 
 from __future__ import annotations
 

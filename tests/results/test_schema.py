@@ -1,67 +1,38 @@
-"""The JSON of a run: exact round trip, nothing invented, nothing overwritten."""
+"""The JSON of a run: an exact round trip, and nothing invented."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import math
-import os
-import stat
-import subprocess
-from importlib import metadata
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rich.console import Console
 
-from flwr_kd.results import files, provenance, schema, table
-from flwr_kd.results.errors import ResultError, ResultExistsError
+from flwr_kd.results import schema
+from flwr_kd.results.errors import ResultError
 from flwr_kd.results.schema import Comparison, RoundResult, RunResult
-
-
-def a_round(number: int = 1, **changes) -> RoundResult:
-    values = {
-        "round": number,
-        "local_accuracy": 0.5,
-        "global_accuracy": None,
-        "train_loss": 1.25,
-        "bytes_up": 1_000_000,
-        "bytes_down": 3_000_000,
-        "seconds": 2.0,
-        "participants": 4,
-        "failures": 1,
-    }
-    return RoundResult(**(values | changes))
-
-
-def a_run(method: str = "fedavg", seed: int = 0, *, rounds=None) -> RunResult:
-    return RunResult(method, seed, rounds or (a_round(),), {"lr": 0.1}, [[1, 2], [3, 4]])
-
-
-def a_comparison(*runs: RunResult) -> Comparison:
-    return Comparison(
-        {"dataset": "digits", "clients": 2}, {"flwr": "1"}, "flwr-kd compare", runs or (a_run(),)
-    )
-
-
-def rendered(comparison: Comparison, width: int = 80) -> str:
-    console = Console(width=width)
-    with console.capture() as capture:
-        console.print(table.table(comparison))
-    return capture.get()
-
+from tests.results.examples import a_comparison, a_round, a_run, rendered
 
 accuracies = st.none() | st.floats(0, 1)
+
+
 finite = st.floats(allow_nan=False, allow_infinity=False)
+
+
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | finite | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=6,
 )
+
+
 mappings = st.dictionaries(st.text(max_size=8), json_values, max_size=3)
+
+
 whole = st.integers(0, 2**60)
 
 
@@ -300,137 +271,6 @@ def test_summary_over_seeds():
     assert second["global_accuracy"] == {"mean": None, "std": None, "n": 0}
 
 
-def test_versions_are_those_installed(monkeypatch):
-    found = provenance.versions()
-    assert found["flwr"] == metadata.version("flwr")
-    assert {"flwr-kd", "torch", "numpy", "python", "machine", "processor", "cores"} <= set(found)
-    real = metadata.version
-
-    def without_ray(name):
-        if name == "ray":
-            raise metadata.PackageNotFoundError(name)
-        return real(name)
-
-    monkeypatch.setattr(metadata, "version", without_ray)
-    assert "ray" not in provenance.versions()
-
-
-def test_the_commit_is_that_of_the_checkout(tmp_path):
-    def git(*words):
-        done = subprocess.run(
-            ["git", "-c", "user.name=a", "-c", "user.email=a@b", *words],
-            cwd=tmp_path,
-            check=True,
-            capture_output=True,
-            text=True,
-        )
-        return done.stdout.strip()
-
-    assert provenance._commit(tmp_path) is None
-    (tmp_path / "flwr_kd").mkdir()
-    code = tmp_path / "flwr_kd" / "a.py"
-    code.write_text("1")
-    git("init", "-q")
-    assert provenance._commit(tmp_path) is None
-    git("add", ".")
-    git("commit", "-q", "-m", "a")
-    head = git("rev-parse", "HEAD")
-    assert provenance._commit(tmp_path) == head[:12]
-    (tmp_path / "README.md").write_text("text is not code")
-    assert provenance._commit(tmp_path) == head[:12]
-    code.write_text("2")
-    assert provenance._commit(tmp_path) == head[:12] + "+changes"
-
-
-def test_save_and_load(tmp_path):
-    directory = tmp_path / "a" / "b"
-    comparison = a_comparison()
-    file = files.save(comparison, directory)
-    assert file == directory / "result.json"
-    assert files.load(directory) == files.load(file) == comparison
-    assert os.listdir(directory) == ["result.json"]
-    other = tmp_path / "other"
-    other.touch()
-    assert stat.S_IMODE(file.stat().st_mode) == stat.S_IMODE(other.stat().st_mode)
-
-
-def test_a_result_is_not_overwritten_unless_forced(tmp_path):
-    files.check_free(tmp_path, force=False)
-    file = files.save(a_comparison(), tmp_path)
-    other = a_comparison(a_run("fedhkd"))
-    with pytest.raises(ResultExistsError, match=r"result\.json' exists"):
-        files.check_free(tmp_path, force=False)
-    with pytest.raises(FileExistsError):
-        files.save(other, tmp_path)
-    assert files.load(file) == a_comparison()
-    files.check_free(tmp_path, force=True)
-    files.save(other, tmp_path, force=True)
-    assert files.load(file) == other
-
-
-def test_a_dangling_link_counts_as_a_result(tmp_path):
-    (tmp_path / "result.json").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(ResultExistsError):
-        files.check_free(tmp_path, force=False)
-
-
-def test_check_free_sees_what_cannot_become_a_directory(tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(ResultError, match="is not a directory"):
-        files.check_free(tmp_path / "file" / "deeper", force=True)
-    (tmp_path / "dir" / "result.json").mkdir(parents=True)
-    with pytest.raises(ResultError, match="is itself a directory"):
-        files.check_free(tmp_path / "dir", force=True)
-    files.check_free(tmp_path / "new" / "deeper", force=False)
-    assert not (tmp_path / "new").exists()
-
-
-def test_a_failed_write_leaves_the_old_result(tmp_path, monkeypatch):
-    files.save(a_comparison(), tmp_path)
-
-    def fail(*_):
-        raise OSError("disk full")
-
-    monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(OSError, match="disk full"):
-        files.save(a_comparison(a_run("fedhkd")), tmp_path, force=True)
-    assert files.load(tmp_path) == a_comparison()
-    assert os.listdir(tmp_path) == ["result.json"]
-
-
-def test_load_names_the_file(tmp_path):
-    file = tmp_path / "result.json"
-    file.write_text("{}")
-    with pytest.raises(ResultError, match=r"result\.json: schema_version must be 1"):
-        files.load(tmp_path)
-
-
-def test_table():
-    runs = [
-        a_run(seed=seed, rounds=(a_round(local_accuracy=value, global_accuracy=value / 2, seconds=12.34),))
-        for seed, value in enumerate([0.4, 0.6])
-    ]
-    text = rendered(a_comparison(*runs, *(a_run("ktpfl[x]", seed) for seed in (0, 1))))
-    assert "MB = 10^6 bytes" in text
-    assert "over 2 seeds" in text
-    row = next(line for line in text.splitlines() if "fedavg" in line)
-    assert row.split() == ["fedavg", "50.00", "±", "14.14", "25.00", "±", "7.07", "1.00", "3.00", "12.3"]
-    row = next(line for line in text.splitlines() if "ktpfl[x]" in line)
-    assert row.split() == ["ktpfl[x]", "50.00", "±", "0.00", "–", "1.00", "3.00", "2.00"]
-
-
-def test_a_server_s_own_model_has_a_column_where_there_is_one():
-    assert "server" not in rendered(a_comparison(a_run()))
-    rounds = (a_round(local_accuracy=0.5, global_accuracy=None, server_accuracy=0.25),)
-    run = a_run("fedgkt", rounds=rounds)
-    text = rendered(a_comparison(a_run(rounds=(a_round(global_accuracy=0.5),)), run))
-    assert "server" in text
-    row = next(line for line in text.splitlines() if "fedgkt" in line)
-    assert row.split() == ["fedgkt", "50.00", "–", "25.00", "1.00", "3.00", "2.00"]
-    row = next(line for line in rendered(a_comparison(run)).splitlines() if "fedgkt" in line)
-    assert row.split() == ["fedgkt", "50.00", "25.00", "1.00", "3.00", "2.00"]
-
-
 def test_a_result_without_the_newer_fields_can_be_read():
     document = json.loads(a_comparison(a_run()).to_json())
     for name in ("local_top5", "server_accuracy", "clients"):
@@ -449,46 +289,6 @@ def test_clients_numbers_are_checked_and_kept():
         a_round(clients={"0": {"accuracy": 0.5}})
     with pytest.raises(ResultError, match=r"local_top5 must be in \[0, 1\], got 5"):
         a_round(clients={"0": {"local_top5": 5}})
-
-
-def test_table_says_how_many_seeds_have_a_value():
-    missing = a_run(seed=1, rounds=(a_round(local_accuracy=None),))
-    assert "1 of 2 seeds" in rendered(a_comparison(a_run(), missing))
-    one = rendered(a_comparison(a_run()))
-    assert "±" not in one
-    assert "over 1 seed;" in one
-
-
-def test_table_fits_80_columns():
-    rounds = (
-        a_round(local_accuracy=0.1, global_accuracy=1.0, bytes_up=10**9, bytes_down=10**9, seconds=1e3),
-    )
-    other = (a_round(local_accuracy=1.0, global_accuracy=0.1, bytes_up=10**9, bytes_down=10**9, seconds=1e3),)
-    text = rendered(
-        a_comparison(a_run("feddkc-long", 0, rounds=rounds), a_run("feddkc-long", 1, rounds=other))
-    )
-    assert "…" not in text
-    assert all(len(line) <= 80 for line in text.splitlines())
-
-
-@pytest.mark.parametrize(
-    ("bytes_up", "shown"),
-    [
-        (0, "0"),
-        (1, "0.000001"),
-        (31_234, "0.0312"),
-        (312_000, "0.312"),
-        (45_678_901, "45.7"),
-        (10**9, "1000"),
-    ],
-)
-def test_megabytes_keep_three_digits(bytes_up, shown):
-    row = next(
-        line
-        for line in rendered(a_comparison(a_run(rounds=(a_round(bytes_up=bytes_up),)))).splitlines()
-        if "fedavg" in line
-    )
-    assert row.split()[3] == shown
 
 
 def test_the_fields_are_the_schema():

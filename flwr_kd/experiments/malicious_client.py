@@ -1,0 +1,79 @@
+"""A client whose replies are corrupted by an attack."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy.typing as npt
+from flwr.client import NumPyClient
+
+from flwr_kd.experiments.attacks import Attack, parse_attack
+from flwr_kd.seeding import numpy_generator
+from flwr_kd.transport import flower_records
+
+__all__ = ["MaliciousClient"]
+
+NDArray = npt.NDArray[Any]
+Scalar = bool | int | float | str | bytes
+
+
+class MaliciousClient(NumPyClient):
+    """An honest client whose answers are corrupted.
+
+    Random draws come from (seed, "attack", round, partition, phase), where seed, round and phase are in the
+    server's config. Give the honest client what :meth:`Attack.poison` returned as its training set.
+
+    Parameters
+    ----------
+    client : NumPyClient
+        Of any method, or of a user.
+    attack : Attack or str
+        See :func:`parse_attack`.
+    partition : int
+        The attacker's partition id.
+
+    Raises
+    ------
+    ConfigError
+        If the attack is not known.
+    """
+
+    def __init__(self, client: NumPyClient, attack: Attack | str, *, partition: int = 0) -> None:
+        self.client = client
+        self.attack = attack if isinstance(attack, Attack) else parse_attack(attack)
+        self.partition = partition
+
+    def get_properties(self, config: dict[str, Scalar]) -> dict[str, Scalar]:
+        """Answer the handshake as the honest client does."""
+        return self.client.get_properties(config)
+
+    def get_parameters(self, config: dict[str, Scalar]) -> list[NDArray]:
+        """Return the honest client's parameters."""
+        return self.client.get_parameters(config)
+
+    def fit(
+        self, parameters: list[NDArray], config: dict[str, Scalar]
+    ) -> tuple[list[NDArray], int, dict[str, Scalar]]:
+        """Let the honest client answer, in whatever phase, and corrupt models and payload."""
+        # A client may train in the arrays it was given.
+        received = [array.copy() for array in parameters]
+        arrays, num_examples, metrics = self.client.fit(parameters, config)
+        phase, server_round = (
+            str(config.get(flower_records.PHASE, "train")),
+            int(config.get(flower_records.ROUND, 1)),
+        )
+        seed = int(config.get(flower_records.SEED, 0))
+        rng = numpy_generator(seed, "attack", server_round, self.partition, phase)
+        names = json.loads(str(config.get(flower_records.NAMES, "[]")))
+        arrays = self.attack.models(arrays, received, names, rng)
+        payload = metrics.get(flower_records.PAYLOAD)
+        if isinstance(payload, bytes):
+            metrics = {**metrics, flower_records.PAYLOAD: self.attack.knowledge(payload, num_examples)}
+        return arrays, num_examples, metrics
+
+    def evaluate(
+        self, parameters: list[NDArray], config: dict[str, Scalar]
+    ) -> tuple[float, int, dict[str, Scalar]]:
+        """Evaluate as the honest client does."""
+        return self.client.evaluate(parameters, config)

@@ -1,0 +1,137 @@
+"""The curves: what is drawn is what was measured."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from matplotlib.image import imread
+
+from flwr_kd.plotting.curves import figure, plot
+from flwr_kd.results.errors import ResultError
+from flwr_kd.results.schema import RoundResult, RunResult
+from tests.plotting.examples import a_comparison, a_run
+
+
+def test_lines_are_means_and_bands_one_std(comparison):
+    left, right = figure(comparison).axes
+    assert [len(axes.lines) for axes in (left, right)] == [2, 1]
+    np.testing.assert_allclose(left.lines[0].get_xydata(), [[1, 30], [2, 50], [3, 70]])
+    np.testing.assert_allclose(right.lines[0].get_ydata(), [20, 30, 60])
+    band = left.collections[1].get_paths()[0].vertices
+    std = 100 * np.std([0.7, 0.9], ddof=1)
+    at_end = band[band[:, 0] == 3][:, 1]
+    assert at_end.min() == pytest.approx(80 - std)
+    assert at_end.max() == pytest.approx(80 + std)
+    assert left.lines[0].get_color() == right.lines[0].get_color() != left.lines[1].get_color()
+
+
+def test_methods_without_a_global_model_are_named_not_drawn(comparison):
+    left, right = figure(comparison).axes
+    assert left.get_xlabel() == "round"
+    assert right.get_xlabel() == "round\nno global model: ktpfl"
+    assert right.get_ylabel() == "global accuracy (%)"
+
+
+def test_a_server_s_own_model_takes_the_place_of_a_global_one_that_nobody_has():
+    def run(method, server):
+        rounds = tuple(
+            RoundResult(number, 0.5, None, None, 1, 1, 1.0, 2, 0, server_accuracy=value)
+            for number, value in enumerate(server, start=1)
+        )
+        return RunResult(method, 0, rounds)
+
+    right = figure(a_comparison(run("fedgkt", [0.2, 0.4]), run("fedproto", [None, None]))).axes[1]
+    assert right.get_ylabel() == "server accuracy (%)"
+    np.testing.assert_allclose(right.lines[0].get_ydata(), [20, 40])
+    assert right.get_xlabel() == "round\nnot measured: fedproto"
+    mixed = figure(a_comparison(run("fedgkt", [0.2, 0.4]), a_run("fedavg", 0, [0.1, 0.2], [0.3, 0.4])))
+    assert mixed.axes[1].get_ylabel() == "global accuracy (%)"
+
+
+def test_title_and_legend(comparison):
+    drawn = figure(comparison)
+    assert drawn.get_suptitle() == "digits · inner-dirichlet:0.1 · 10 clients · seeds 0, 1 · mean ± std"
+    assert [text.get_text() for text in drawn.legends[0].get_texts()] == ["fedavg", "ktpfl"]
+
+
+def test_nothing_overlaps_or_is_clipped():
+    names = ["fedavg", "feddkc-similarity", *(f"method-{index}" for index in range(20))]
+    drawn = figure(a_comparison(*(a_run(name, seed, [0.2, 0.9]) for name in names for seed in range(3))))
+    drawn.canvas.draw()
+    renderer = drawn.canvas.get_renderer()
+    page = drawn.bbox
+    left, right = (axes.get_tightbbox(renderer) for axes in drawn.axes)
+    legend = drawn.legends[0].get_window_extent(renderer)
+    heading = drawn._suptitle.get_window_extent(renderer)
+    assert left.x1 <= right.x0
+    assert right.x1 <= legend.x0
+    assert max(left.y1, right.y1) <= heading.y0
+    for box in (left, right, legend, heading):
+        assert box.x0 >= page.x0
+        assert box.x1 <= page.x1
+        assert box.y0 >= page.y0
+        assert box.y1 <= page.y1
+    styles = {(line.get_color(), line.get_linestyle()) for line in drawn.axes[0].lines}
+    assert len(styles) == len(names)
+
+
+def test_missing_rounds_are_bridged_and_seeds_may_differ():
+    left, right = figure(
+        a_comparison(
+            a_run("fedavg", 0, [0.1, 0.2, 0.3], [None, 0.2, None]),
+            a_run("fedavg", 1, [0.3], [None]),
+        )
+    ).axes
+    np.testing.assert_allclose(left.lines[0].get_xydata(), [[1, 20], [2, 20], [3, 30]])
+    assert set(left.collections[0].get_paths()[0].vertices[:, 0]) == {1}
+    np.testing.assert_allclose(right.lines[0].get_xydata(), [[2, 20]])
+    assert not right.collections
+
+
+def test_no_method_with_a_global_model():
+    drawn = figure(a_comparison(a_run("ktpfl", 0, [0.5])))
+    assert drawn.get_suptitle().endswith("10 clients · seed 0")
+    right = drawn.axes[1]
+    assert "no method here has a global model" in [text.get_text() for text in right.texts]
+    assert right.get_xlabel() == "round"
+    low, high = right.get_ylim()
+    assert high - low >= 10
+    assert drawn.axes[0].lines[0].get_marker() == "o"
+
+
+def test_the_scale_stays_within_what_an_accuracy_can_be():
+    left = figure(a_comparison(a_run("m", 0, [0.0, 1.0]), a_run("m", 1, [0.01, 0.7]))).axes[0]
+    low, high = left.get_ylim()
+    assert low >= -2
+    assert high <= 102
+    band = left.collections[0].get_paths()[0].vertices[:, 1]
+    assert band.min() >= 0
+    assert band.max() <= 100
+
+
+def test_png(tmp_path, comparison):
+    path = plot(comparison, tmp_path / "new" / "curves.png")
+    assert path == tmp_path / "new" / "curves.png"
+    assert path.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    pixels = imread(path)
+    assert pixels.shape[:2] == (690, 1650)
+    assert pixels[..., :3].std() > 0.01
+    before = path.read_bytes()
+    plot(comparison, path)
+    assert path.read_bytes() == before
+
+
+def test_dollars_and_unknown_config_are_plain_text(tmp_path):
+    config = {"dataset": "csv:$x_{", "partition": None}
+    run = a_run("m$^", 0, [0.5])
+    drawn = figure(a_comparison(run, a_run("n", 0, [0.5], [0.5]), config=config))
+    assert drawn.get_suptitle() == "csv:$x_{ · seed 0"
+    plot(a_comparison(run, a_run("n", 0, [0.5], [0.5]), config=config), tmp_path / "a.png")
+    many = a_comparison(*(a_run("m", seed, [0.5]) for seed in range(40)), config={})
+    assert figure(many).get_suptitle() == "40 seeds · mean ± std"
+
+
+def test_nothing_to_plot(tmp_path):
+    with pytest.raises(ResultError, match="runs is empty"):
+        plot(a_comparison(), tmp_path / "a.png")
+    assert not (tmp_path / "a.png").exists()

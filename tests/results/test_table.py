@@ -1,0 +1,73 @@
+"""The table: the numbers of the last round, in 80 columns."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.results.examples import a_comparison, a_round, a_run, rendered
+
+
+def test_table():
+    runs = [
+        a_run(seed=seed, rounds=(a_round(local_accuracy=value, global_accuracy=value / 2, seconds=12.34),))
+        for seed, value in enumerate([0.4, 0.6])
+    ]
+    text = rendered(a_comparison(*runs, *(a_run("ktpfl[x]", seed) for seed in (0, 1))))
+    assert "MB = 10^6 bytes" in text
+    assert "over 2 seeds" in text
+    row = next(line for line in text.splitlines() if "fedavg" in line)
+    assert row.split() == ["fedavg", "50.00", "±", "14.14", "25.00", "±", "7.07", "1.00", "3.00", "12.3"]
+    row = next(line for line in text.splitlines() if "ktpfl[x]" in line)
+    assert row.split() == ["ktpfl[x]", "50.00", "±", "0.00", "–", "1.00", "3.00", "2.00"]
+
+
+def test_a_server_s_own_model_has_a_column_where_there_is_one():
+    assert "server" not in rendered(a_comparison(a_run()))
+    rounds = (a_round(local_accuracy=0.5, global_accuracy=None, server_accuracy=0.25),)
+    run = a_run("fedgkt", rounds=rounds)
+    text = rendered(a_comparison(a_run(rounds=(a_round(global_accuracy=0.5),)), run))
+    assert "server" in text
+    row = next(line for line in text.splitlines() if "fedgkt" in line)
+    assert row.split() == ["fedgkt", "50.00", "–", "25.00", "1.00", "3.00", "2.00"]
+    row = next(line for line in rendered(a_comparison(run)).splitlines() if "fedgkt" in line)
+    assert row.split() == ["fedgkt", "50.00", "25.00", "1.00", "3.00", "2.00"]
+
+
+def test_table_says_how_many_seeds_have_a_value():
+    missing = a_run(seed=1, rounds=(a_round(local_accuracy=None),))
+    assert "1 of 2 seeds" in rendered(a_comparison(a_run(), missing))
+    one = rendered(a_comparison(a_run()))
+    assert "±" not in one
+    assert "over 1 seed;" in one
+
+
+def test_table_fits_80_columns():
+    rounds = (
+        a_round(local_accuracy=0.1, global_accuracy=1.0, bytes_up=10**9, bytes_down=10**9, seconds=1e3),
+    )
+    other = (a_round(local_accuracy=1.0, global_accuracy=0.1, bytes_up=10**9, bytes_down=10**9, seconds=1e3),)
+    text = rendered(
+        a_comparison(a_run("feddkc-long", 0, rounds=rounds), a_run("feddkc-long", 1, rounds=other))
+    )
+    assert "…" not in text
+    assert all(len(line) <= 80 for line in text.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("bytes_up", "shown"),
+    [
+        (0, "0"),
+        (1, "0.000001"),
+        (31_234, "0.0312"),
+        (312_000, "0.312"),
+        (45_678_901, "45.7"),
+        (10**9, "1000"),
+    ],
+)
+def test_megabytes_keep_three_digits(bytes_up, shown):
+    row = next(
+        line
+        for line in rendered(a_comparison(a_run(rounds=(a_round(bytes_up=bytes_up),)))).splitlines()
+        if "fedavg" in line
+    )
+    assert row.split()[3] == shown
