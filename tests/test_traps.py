@@ -57,8 +57,8 @@ def fit(
     client: KDClient, strategy: KDStrategy, server_round: int = 1, payload: bytes | None = None
 ) -> tuple[list[np.ndarray], dict[str, Any]]:
     """One answer of a client, asked as the strategy asks."""
-    strategy._begin(ArrayRecord(client.model.state_dict()))
-    config: dict[str, Any] = strategy._config("train", server_round, {})
+    run = strategy.prepare(ArrayRecord(client.model.state_dict()))
+    config = run.messages.config("train", server_round, strategy.template.names)
     if payload is not None:
         config[flower_records.PAYLOAD] = payload
     arrays, _, metrics = client.fit(client.arrays(()), config)
@@ -236,9 +236,9 @@ def test_running_statistics_move_in_training_only(make_blobs: Any, make_model: A
     client.measure(8)
     assert same(start_, statistics())
     strategy = FedHKD(**QUICK)
-    strategy._begin(record(make_model("resnet8")))
+    run = strategy.prepare(record(make_model("resnet8")))
     client.model.train()
-    client.evaluate(client.arrays(()), strategy._config("evaluate", 1, {}))
+    client.evaluate(client.arrays(()), run.messages.config("evaluate", 1, strategy.template.names))
     assert same(start_, statistics())
     arrays, _ = fit(client, strategy)
     assert not same(start_, statistics())
@@ -543,9 +543,9 @@ def test_a_model_of_another_feature_size_does_not_mix_in(make_blobs: Any, make_m
         context=node(),
     )
     strategy = FedHKD(**QUICK)
-    strategy._begin(record(make_model()))
+    config = strategy.prepare(record(make_model())).messages.config("train", 1, strategy.template.names)
     with pytest.raises(PayloadError, match="the server's model does not fit this client's"):
-        client.fit([a.numpy() for a in record(make_model()).values()], strategy._config("train", 1, {}))
+        client.fit([a.numpy() for a in record(make_model()).values()], config)
 
 
 # ---------------------------------------------------------------------- runs after one another

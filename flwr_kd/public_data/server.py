@@ -61,7 +61,6 @@ class PublicKnowledgeStrategy(KDStrategy[PublicConfigT, SoftPredictions], Generi
     config_class = PublicKnowledgeConfig
     phases = ("train", "distill")
     reply_payloads: ClassVar[Mapping[str, type[Payload]]] = {"train": SoftPredictions}
-    reply_arrays = frozenset()
     sends_weights = False
 
     def __init__(

@@ -12,13 +12,14 @@ from flwr.common.constant import ErrorCode
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
+from flwr_kd.seeding import numpy_generator
 from flwr_kd.server.records import HandshakeError, Node
 from flwr_kd.text import plain
 from flwr_kd.transport import flower_records
 from flwr_kd.transport.delivery import lifetime, pauses, reason_of, receive
 from flwr_kd.transport.payload import PayloadError
 
-__all__ = ["Roster"]
+__all__ = ["Roster", "draw"]
 
 T = TypeVar("T")
 _HANDSHAKE_SECONDS, _SOONEST_HANDSHAKE, _LATEST_HANDSHAKE = 120.0, 1.0, 3600.0
@@ -64,7 +65,20 @@ class Roster:
     def common(
         self, kind: Callable[[Node], T], node: Node, among: Callable[[Node], bool] = lambda _: True
     ) -> T:
-        """Return what most clients have; see :meth:`flwr_kd.KDStrategy.common`."""
+        """Return what most clients have.
+
+        The accepted clients are counted. Before any was accepted, all that took part in the first handshakes are
+        counted, so that one client alone does not decide.
+
+        Parameters
+        ----------
+        kind : callable
+            Returns what is compared, for example the number of classes.
+        node : Node
+            Stands for the others where there are none.
+        among : callable
+            Says which clients are counted.
+        """
         known = [each for each in list(self._known.values()) or self._candidates if among(each)] or [node]
         return Counter(kind(each) for each in known).most_common(1)[0][0]
 
@@ -215,3 +229,24 @@ class Roster:
             self._told.add((node_id, shown))
             log(WARNING, "node %d is refused: %s", node_id, shown)
         return shown
+
+
+def draw(
+    nodes: list[Node], fraction: float, least: int, seed: int, purpose: str, server_round: int
+) -> list[Node]:
+    """Draw a share of the nodes at random, in their order, from (seed, purpose, round).
+
+    Parameters
+    ----------
+    nodes : list of Node
+        In the order of partition ids, so that the draw does not depend on Flower's node ids.
+    fraction : float
+        In [0, 1]; the number of nodes is rounded down.
+    least : int
+        Minimum number of nodes, as far as there are that many.
+    """
+    size = min(len(nodes), max(int(len(nodes) * fraction + 1e-9), least))
+    if size == len(nodes):
+        return nodes
+    rng = numpy_generator(seed, purpose, server_round)
+    return [nodes[i] for i in sorted(rng.choice(len(nodes), size=size, replace=False))]

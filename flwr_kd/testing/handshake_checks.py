@@ -110,7 +110,6 @@ def liar_that_comes_first(case: Case) -> None:
     run = recorded(case)
     liar, *others = run.handshakes
     strategy = case.strategy(run.federation)
-    inside.set_timeout(strategy, 30.0)
     lies: list[dict[str, Any]] = [
         {"num-classes": 5},
         {"feature-shape": "[9]"},
@@ -123,7 +122,7 @@ def liar_that_comes_first(case: Case) -> None:
             # A strategy that waits for more clients pauses first.
             grid.answers = {**grid.answers, **{node: run.handshakes[node] for node in others}}
 
-        inside.begin(strategy, run.initial)
+        inside.begin(strategy, run.initial, timeout=30.0)
         with quiet() as lines, inside.pausing(come):
             present = inside.wait_for_nodes(strategy, grid, CLIENTS - 1)
         missing = set(others) - {node.node_id for node in present}

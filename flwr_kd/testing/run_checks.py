@@ -203,7 +203,7 @@ def state_survives_save_and_resume(case: Case) -> None:
         saved, first = federation.run(rounds=2, checkpoint_dir=folder)
         restored = federation.strategy(checkpoint_dir=folder, resume=True)
         inside.begin(restored, federation.initial())
-        checkpoint = restored.load_checkpoint()
+        checkpoint = inside.load_checkpoint(restored)
     ensure(checkpoint is not None, "no checkpoint was written", "one")
     last, arrays = checkpoint or (0, None)
     equal("the checkpoint's round", last, 2)

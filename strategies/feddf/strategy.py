@@ -109,6 +109,7 @@ class PFedDF(KDStrategy[PFedDFConfig]):
     independent_phases = frozenset({"finetune"})
     reply_metrics = frozenset({"finetune-loss"})
     sends_weights = False
+    reply_arrays = frozenset({"train"})
 
     def __init__(
         self,
@@ -139,8 +140,7 @@ class PFedDF(KDStrategy[PFedDFConfig]):
         self.num_classes = self.distillers[0].num_classes
         self.prototypes: list[dict[str, NDArray]] = []
         self._receivers: set[int] = set()
-        self._trained = False
-        self.load_state_arrays({})
+        self.reset()
 
     def _add_group(self, distiller: ServerDistiller) -> None:
         """Add a model's group, unless there is one of its architecture."""
@@ -248,8 +248,13 @@ class PFedDF(KDStrategy[PFedDFConfig]):
         }
         return with_prefix(_STATE, groups)
 
+    def reset(self) -> None:
+        """Start anew from the given models' weights."""
+        self._use(self._given)
+        self._trained = False
+
     def load_state_arrays(self, state: Mapping[str, NDArray]) -> None:
-        """Restore the prototypes; without any, start anew from the given models' weights.
+        """Restore the prototypes.
 
         Raises
         ------
@@ -258,12 +263,16 @@ class PFedDF(KDStrategy[PFedDFConfig]):
         ConfigError
             If the prototypes are not those of the given models, in their order.
         """
-        sources = self._prototypes_in(state) if state else self._given
+        self.reset()
+        if state:
+            self._use(self._prototypes_in(state))
+            self._trained = True
+
+    def _use(self, sources: Sequence[Mapping[str, NDArray]]) -> None:
         self.prototypes = [
             {name: source[name].copy() for name in template.names}
             for template, source in zip(self.templates, sources, strict=True)
         ]
-        self._trained = bool(state)
 
     def _prototypes_in(self, state: Mapping[str, NDArray]) -> list[dict[str, NDArray]]:
         """Return a checkpoint's prototypes by group; see :meth:`load_state_arrays` for errors."""

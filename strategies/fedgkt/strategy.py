@@ -67,7 +67,6 @@ class FedGKT(KDStrategy[FedGKTConfigT, ClientFeatures], Generic[FedGKTConfigT]):
 
     config_class = FedGKTConfig
     reply_payloads: ClassVar[Mapping[str, type[Payload]]] = {"train": ClientFeatures}
-    reply_arrays = frozenset()
     sends_weights = False
 
     def __init__(
@@ -187,21 +186,31 @@ class FedGKT(KDStrategy[FedGKTConfigT, ClientFeatures], Generic[FedGKTConfigT]):
         logits = {str(key): value for key, value in self.logits.items()}
         return with_prefix("server", weights) | with_prefix("logits", logits)
 
+    def reset(self) -> None:
+        """Start anew: no logits, and the predictor as it was given, or a new one."""
+        self.logits, self._restored, self._trained, self._tried = {}, {}, False, {}
+        if self._given is None or self.server_model is None:
+            self.server_model = None
+        else:
+            load_weights(self.server_model, self._given)
+
     def load_state_arrays(self, state: Mapping[str, NDArray]) -> None:
-        """Restore weights and logits; without any, start anew."""
+        """Restore weights and logits."""
+        self.reset()
+        if not state:
+            return
         parts = by_prefix(state)
         if unknown := sorted(parts.keys() - {"server", "logits"}):
             raise ValueError(f"{type(self).__name__} has no state named {unknown[0]!r}")
         self.logits = {int(key): logits for key, logits in parts.get("logits", {}).items()}
-        self._restored, self._trained, self._tried = parts.get("server", {}), bool(state), {}
+        self._restored, self._trained = parts.get("server", {}), True
         if self._given is None or self.server_model is None:
-            self.server_model = None
             return
-        weights = self._restored if state else self._given
-        difference = ArrayTemplate.of_ndarrays(self._given).difference(ArrayTemplate.of_ndarrays(weights))
+        given = ArrayTemplate.of_ndarrays(self._given)
+        difference = given.difference(ArrayTemplate.of_ndarrays(self._restored))
         if difference is not None:
             raise ConfigError(f"the checkpoint's predictor is not server_model: {difference}")
-        load_weights(self.server_model, weights)
+        load_weights(self.server_model, self._restored)
         self._restored = {}
 
     # ------------------------------------------------------------------ the server's model

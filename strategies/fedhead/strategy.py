@@ -181,14 +181,19 @@ class FedHEAD(KDStrategy[FedHEADConfig]):
             "sectors": np.array(list(self.sectors.values()), dtype=np.int64),
         }
 
+    def reset(self) -> None:
+        """Forget the sectors; they are drawn anew."""
+        self.sectors, self.trained = {}, False
+        self._forget_round()
+
     def load_state_arrays(self, state: Mapping[str, NDArray]) -> None:
-        """Restore the sectors; without any, they are drawn anew."""
+        """Restore the sectors."""
+        self.reset()
         if state and state.keys() != {"clients", "sectors"}:
             raise ValueError(f"{type(self).__name__} has clients and sectors as state, got {sorted(state)}")
         keys, numbers = state.get("clients", np.array([])), state.get("sectors", np.array([]))
         self.sectors = {int(key): int(number) for key, number in zip(keys, numbers, strict=True)}
         self.trained = bool(state)
-        self._forget_round()
 
     def _assign(self, nodes: list[Node]) -> None:
         count = self.config.sectors

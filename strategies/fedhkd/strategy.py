@@ -96,9 +96,13 @@ class FedHKD(KDStrategy[FedHKDConfig, HyperKnowledge]):
             "counts": self.knowledge.counts.numpy(),
         }
 
+    def reset(self) -> None:
+        """Forget the global hyper-knowledge."""
+        self.knowledge = None
+
     def load_state_arrays(self, state: Mapping[str, NDArray]) -> None:
         """Restore the global hyper-knowledge."""
-        self.knowledge = None
+        self.reset()
         if state:
             self.knowledge = Knowledge(
                 torch.tensor(state["representations"]),

@@ -165,8 +165,7 @@ class FedHybStar(FedHyb):
             raise ConfigError(f"input_shape must be the sizes of a sample, got {input_shape!r}") from None
         # This first proxy set only checks whether the model takes the shape; each round makes its own.
         super().__init__(config, model=model, public_set=TensorDataset(empty), device=device, **options)
-        self.generator = self._new_generator()
-        self.trained = False
+        self.reset()
 
     def _new_generator(self) -> ConditionalGenerator:
         try:
@@ -240,15 +239,19 @@ class FedHybStar(FedHyb):
             state[_SAMPLES] = self.samples().numpy()
         return state
 
+    def reset(self) -> None:
+        """Start anew with an untrained generator."""
+        self.generator, self.trained = self._new_generator(), False
+
     def load_state_arrays(self, state: Mapping[str, NDArray]) -> None:
-        """Restore the generator; without a state, start anew.
+        """Restore the generator.
 
         Raises
         ------
         ValueError
             If the state is not that of such a generator.
         """
-        self.generator, self.trained = self._new_generator(), False
+        self.reset()
         if not state:
             return
         weights = {

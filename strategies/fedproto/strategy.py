@@ -26,7 +26,6 @@ class FedProto(KDStrategy[FedProtoConfig, Prototypes]):
 
     config_class = FedProtoConfig
     reply_payloads: ClassVar[Mapping[str, type[Payload]]] = {"train": Prototypes}
-    reply_arrays = frozenset()
     sends_weights = False
 
     prototypes: ClassMeans | None = None
@@ -65,8 +64,12 @@ class FedProto(KDStrategy[FedProtoConfig, Prototypes]):
             return {}
         return {"means": self.prototypes.means.numpy(), "counts": self.prototypes.counts.numpy()}
 
+    def reset(self) -> None:
+        """Forget the global prototypes."""
+        self.prototypes = None
+
     def load_state_arrays(self, state: Mapping[str, NDArray]) -> None:
         """Restore the global prototypes."""
-        self.prototypes = None
+        self.reset()
         if state:
             self.prototypes = ClassMeans(torch.tensor(state["means"]), torch.tensor(state["counts"]))

@@ -182,6 +182,10 @@ class KTpFL(PublicKnowledgeStrategy[KTpFLConfig]):
         """Return ``coefficients`` ``[N, N]`` and ``clients`` ``[N]``; nothing before the first replies."""
         return self.matrix.to_state()
 
+    def reset(self) -> None:
+        """Begin with an empty matrix."""
+        self.matrix = CoefficientMatrix()
+
     def load_state_arrays(self, state: Mapping[str, NDArray]) -> None:
         """Restore the matrix."""
         self.matrix = CoefficientMatrix.from_state(state)
@@ -300,6 +304,10 @@ class KTpFLWeights(KDStrategy[KTpFLWeightsConfig]):
         for client, model in self.models.items():
             models |= with_prefix(str(client), dict(zip(self.architecture.names, model, strict=True)))
         return self.matrix.to_state() | with_prefix("models", models)
+
+    def reset(self) -> None:
+        """Begin with an empty matrix, and without personal global models."""
+        self.matrix, self.models, self._shape = CoefficientMatrix(), {}, ArrayTemplate()
 
     def load_state_arrays(self, state: Mapping[str, NDArray]) -> None:
         """Restore the matrix and the models."""

@@ -165,7 +165,7 @@ def test_one_silent_client_does_not_cost_the_answers_of_the_others(first: int, f
 
 def test_an_answer_whose_time_is_over_is_gone(federation: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the test before rests on: the grid treats messages as a SuperLink does."""
-    monkeypatch.setattr("flwr_kd.server.strategy.lifetime", lambda timeout, count: timeout)
+    monkeypatch.setattr("flwr_kd.server.messages.lifetime", lambda timeout, count: timeout)
     faults = {0: Fault("silent", frozenset({1}))}
     _, result = federation("fedavg").run(rounds=2, grid={"faults": faults}, timeout=1.0)
     assert [(r.participants, r.failures) for r in result.rounds] == [(0, 4), (4, 0)]
@@ -227,7 +227,12 @@ def states_of(folder: Path, clients: int = 4) -> dict[str, Any]:
 @every
 @pytest.mark.parametrize("when", ["between", "inside"])
 def test_a_killed_server_goes_on_to_the_same_numbers(
-    name: str, when: str, federation: Any, numbers: Any, tmp_path: Path
+    name: str,
+    when: str,
+    federation: Any,
+    numbers: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     """To the last bit, also where clients keep their models: those of a ``state-dir`` outlive the run."""
     fed = federation(name)
@@ -240,18 +245,20 @@ def test_a_killed_server_goes_on_to_the_same_numbers(
     broken = fed.strategy(
         checkpoint_dir=tmp_path / "checkpoint", on_round=kill if when == "between" else None
     )
-    if when == "inside":
-        # After the clients have trained and answered, before the round is written down.
-        save = broken.save_checkpoint
+    save = Checkpoint.save
 
-        def killed(server_round: int, arrays: ArrayRecord) -> Path | None:
-            if server_round == 2:
-                raise Killed
-            return save(server_round, arrays)
+    def killed(self: Checkpoint, folder: Path) -> Path:
+        if self.server_round == 2:
+            raise Killed
+        return save(self, folder)
 
-        broken.save_checkpoint = killed
-    with pytest.raises(Killed):
-        broken.start(InlineGrid(fed.app(), 4, **states_of(tmp_path / "states")), fed.initial(), num_rounds=3)
+    grid = InlineGrid(fed.app(), 4, **states_of(tmp_path / "states"))
+    with monkeypatch.context() as patch:
+        if when == "inside":
+            # The clients have trained and replied; the round is not written yet.
+            patch.setattr(Checkpoint, "save", killed)
+        with pytest.raises(Killed):
+            broken.start(grid, fed.initial(), num_rounds=3)
     last = 2 if when == "between" else 1
 
     # A new run: other node ids, nothing in Flower's state.

@@ -73,7 +73,6 @@ class Toy(KDStrategy):
 
     phases: ClassVar[tuple[str, ...]] = ("ask", "tell", "close")
     reply_payloads: ClassVar[Mapping[str, type[Payload]]] = {"ask": Note}
-    reply_arrays = frozenset()
     sends_weights = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -838,7 +837,7 @@ def test_the_mean_is_flowers() -> None:
     ]
     counts = [10, 30]
     strategy = FedAvg()
-    strategy._begin(ArrayRecord({n: Array(a) for n, a in zip(names, models[0], strict=True)}))
+    strategy.prepare(ArrayRecord({n: Array(a) for n, a in zip(names, models[0], strict=True)}))
     replies = [Reply(Node(i), models[i], counts[i], {}) for i in range(2)]
     mean = strategy.aggregate_phase("train", 1, replies, None)
     assert mean is not None
@@ -870,7 +869,7 @@ def test_the_mean_is_flowers() -> None:
 
 def test_clients_that_say_they_have_no_samples_are_averaged_evenly() -> None:
     strategy = FedAvg()
-    strategy._begin(ArrayRecord({"w": Array(np.zeros(1, dtype=np.float32))}))
+    strategy.prepare(ArrayRecord({"w": Array(np.zeros(1, dtype=np.float32))}))
     replies = [Reply(Node(i), [np.array([value], dtype=np.float32)], 0, {}) for i, value in enumerate((1, 3))]
     mean = strategy.aggregate_phase("train", 1, replies, None)
     assert mean is not None

@@ -529,8 +529,7 @@ def test_the_server_goes_on_where_it_was(tmp_path: Path) -> None:
     first = FedGKT(**options)
     start(first, rounds=2)
     second = FedGKT(resume=True, **options)
-    second._begin(ArrayRecord())
-    second.load_checkpoint()
+    second.prepare(ArrayRecord()).load_checkpoint()
     assert second.server_model is None
     from flwr_kd.server.records import Node
 

@@ -184,7 +184,7 @@ class TestRounds:
         run = party("ktpfl", coefficient_learning_rate=0.0)
         strategy = run.build()
         strategy.matrix = CoefficientMatrix(range(4), torch.eye(4, dtype=torch.float64)[[1, 2, 3, 0]])
-        strategy.load_state_arrays = lambda _: None
+        strategy.reset = lambda: None
         run.strategy = strategy
         run.again(1, Watched(run.app(), 4))
         trained, distilled = run.grid.of(1, "train"), run.grid.of(1, "distill")
@@ -251,7 +251,7 @@ class TestRounds:
         run.strategy = run.build()
         c = np.array([np.roll(row, n) for n in range(4)])
         run.strategy.matrix = CoefficientMatrix(range(4), torch.from_numpy(c))
-        run.strategy.load_state_arrays = lambda _: None
+        run.strategy.reset = lambda: None
         result = run.again(2, Watched(run.app(), 4))
         for r in (1, 2):
             s = [
@@ -421,8 +421,7 @@ class TestState:
         saved = run.matrices[-1]
         again = party(name, alike=name == "ktpfl-weights", **({} if "pfl" in name[3:] else FAST))
         again.strategy = again.build(checkpoint_dir=tmp_path, resume=True)
-        again.strategy._begin(record or ArrayRecord())
-        assert again.strategy.load_checkpoint()[0] == 2
+        assert again.strategy.prepare(record or ArrayRecord()).load_checkpoint()[0] == 2
         assert equal(again.strategy.state_arrays(), saved)
 
     @pytest.mark.parametrize("kind", ["ktpfl", "sim-pfl", "ktpfl-weights"])
@@ -572,8 +571,7 @@ class TestState:
         saved = run.matrices[-1]
         again = party(name, alike=name == "ktpfl-weights")
         again.strategy = again.build(checkpoint_dir=tmp_path, resume=True)
-        again.strategy._begin(record or ArrayRecord())
-        again.strategy.load_checkpoint()
+        again.strategy.prepare(record or ArrayRecord()).load_checkpoint()
         assert equal(again.strategy.state_arrays(), saved)
 
 
@@ -824,7 +822,7 @@ class TestWeights:
         run.strategy = run.build()
         eye = torch.eye(4, dtype=torch.float64)
         run.strategy.matrix = CoefficientMatrix(range(4), 1.5 * eye - 0.5 * eye[[1, 2, 3, 0]])
-        run.strategy.load_state_arrays = lambda _: None
+        run.strategy.reset = lambda: None
         result = run.again(3, Watched(run.app(), 4), initial(run))
         place = list(run.grid.of(1, "distill")[0].kept).index("2.running_var")
         first = {n: each.up_arrays[place] for n, each in run.grid.of(1, "train").items()}
@@ -1059,7 +1057,7 @@ class TestConfig:
         run = party("ktpfl", coefficient_learning_rate=0.5, rho=1.0, distill_weight=0.0)
         strategy = run.build()
         strategy.matrix = CoefficientMatrix(range(4), torch.eye(4, dtype=torch.float64))
-        strategy.load_state_arrays = lambda _: None
+        strategy.reset = lambda: None
         run.strategy = strategy
         run.again(1, Watched(run.app(), 4))
         np.testing.assert_allclose(run.matrices[0]["coefficients"], 0.25, atol=1e-15)

@@ -1,0 +1,98 @@
+"""Numbers of a round: means over the clients that took part."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from flwr.app import MetricRecord
+
+from flwr_kd.server.aggregation import shares
+from flwr_kd.server.records import Reply, RoundStats
+
+__all__ = ["SHARES", "average", "mean_evaluation", "summarise"]
+
+SHARES = ("local-accuracy", "local-top5")
+"""Metrics that every client may report, in [0, 1]."""
+
+
+def average(values: Sequence[float], weights: Sequence[float]) -> float:
+    """Return the weighted mean. It is finite even where the sum of the values is not.
+
+    Examples
+    --------
+    >>> average([1.0, 4.0], [2, 1]), average([1e308, 1e308], [1, 1])
+    (2.0, 1e+308)
+    """
+    return float(np.dot(shares(weights), values))
+
+
+def summarise(
+    replies: Sequence[Reply[Any]], stats: RoundStats, own_metrics: Collection[str] = ()
+) -> MetricRecord | None:
+    """Write a round's means over clients into its statistics.
+
+    Accuracies count each client once, by its last reply that has them. The training loss is weighted by sample
+    counts, by each client's first reply.
+
+    Parameters
+    ----------
+    replies : sequence of Reply
+        All used replies of the round, phase after phase.
+    stats : RoundStats
+        Gets ``clients``, ``local_accuracy``, ``local_top5`` and ``train_loss``.
+    own_metrics : collection of str
+        Further metrics of the method, which are averaged over all replies that have them.
+
+    Returns
+    -------
+    MetricRecord or None
+        The same means for Flower's ``Result``; None where no client reported anything.
+    """
+    for reply in replies:
+        reported = {name: reply.metrics[name] for name in SHARES if name in reply.metrics}
+        if reported:
+            stats.clients[reply.node.key] = stats.clients.get(reply.node.key, {}) | reported
+    accuracies, top5 = (
+        [client[name] for client in stats.clients.values() if name in client] for name in SHARES
+    )
+    metrics: dict[str, int | float | list[int] | list[float]] = {}
+    if accuracies:
+        stats.local_accuracy = metrics["local-accuracy"] = float(np.mean(accuracies))
+    if top5:
+        stats.local_top5 = metrics["local-top5"] = float(np.mean(top5))
+    first: dict[int, Reply[Any]] = {}
+    for reply in replies:
+        first.setdefault(reply.node.key, reply)
+    trained = [reply for reply in first.values() if "train-loss" in reply.metrics]
+    if trained:
+        stats.train_loss = metrics["train-loss"] = average(
+            [reply.metrics["train-loss"] for reply in trained],
+            [max(reply.num_examples, 1) for reply in trained],
+        )
+    for name in sorted(own_metrics):
+        values = [reply.metrics[name] for reply in replies if name in reply.metrics]
+        if values:
+            metrics[name] = float(np.mean(values))
+    return MetricRecord(metrics) if metrics else None
+
+
+def mean_evaluation(rows: Sequence[tuple[int, Mapping[str, float]]]) -> MetricRecord | None:
+    """Return the means of the clients' evaluations, weighted by their sample counts.
+
+    Parameters
+    ----------
+    rows : sequence of (int, mapping)
+        By client, its sample count and its metrics. Only metrics that all clients have are averaged.
+
+    Examples
+    --------
+    >>> dict(mean_evaluation([(1, {"loss": 1.0, "accuracy": 0.5}), (3, {"loss": 2.0})]))
+    {'loss': 1.75}
+    """
+    if not rows:
+        return None
+    names = set.intersection(*(set(metrics) for _, metrics in rows))
+    weights = [count for count, _ in rows]
+    return MetricRecord({name: average([m[name] for _, m in rows], weights) for name in sorted(names)})

@@ -1,0 +1,180 @@
+"""What the server sends in a round: configs, train and evaluate messages."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from flwr.app import ArrayRecord, Message
+
+from flwr_kd.server.records import Node, Outgoing, RoundStats
+from flwr_kd.transport import flower_records
+from flwr_kd.transport.delivery import lifetime
+
+__all__ = ["Messages", "PersonalRounds"]
+
+
+@dataclass
+class PersonalRounds:
+    """What the server knows about the personal models that clients keep.
+
+    A client cannot tell by itself whether its personal model counts: a resumed server may have forgotten the last
+    rounds, and a restarted client may have lost what it had. So each message says it.
+
+    Attributes
+    ----------
+    trained : dict of int to int
+        By client key, the last round in which it trained; it travels as ``trained-round``.
+    asked : dict of int to int
+        By client key, the last round in which it was asked to train; it travels as ``known-round``.
+    saved : int
+        The last round from which the server could be resumed; it travels as ``saved-round``.
+    resumed : int
+        The round after which this run was resumed; 0 in a new run.
+    """
+
+    trained: dict[int, int] = field(default_factory=dict)
+    asked: dict[int, int] = field(default_factory=dict)
+    saved: int = 0
+    resumed: int = 0
+
+    def ask(self, node: Node, server_round: int, *, first_phase: bool, saved: int) -> dict[str, int]:
+        """Return what a client must know about its personal model in a phase, and note that it was asked.
+
+        In the first phase, the model of any round after the last in which this run asked the client does not count:
+        a run that was broken off may have left it.
+        """
+        known = server_round
+        if first_phase:
+            known = self.asked.get(node.key, self.resumed)
+            self.asked[node.key] = server_round
+        return {
+            flower_records.TRAINED: self.trained.get(node.key, 0),
+            flower_records.KNOWN: known,
+            flower_records.SAVED: saved,
+        }
+
+
+@dataclass(frozen=True)
+class Messages:
+    """Makes a run's messages.
+
+    Attributes
+    ----------
+    scalars : mapping
+        What every message of the run says: hyper-parameters, seed, limits, the run's key.
+    timeout : float
+        Seconds within which replies may come.
+    max_payload_bytes : int
+        Largest payload that is sent.
+    """
+
+    scalars: Mapping[str, Any]
+    timeout: float
+    max_payload_bytes: int
+
+    def config(
+        self, phase: str, server_round: int, names: Sequence[str], extra: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Return a message's config.
+
+        Parameters
+        ----------
+        phase : str
+            The phase's name, or ``"evaluate"``.
+        server_round : int
+            From 1.
+        names : sequence of str
+            Names of the model's arrays, in the order in which they travel.
+        extra : mapping, optional
+            The user's ``train_config`` or ``evaluate_config``. The run's own scalars win over it.
+        """
+        return {
+            **(extra or {}),
+            **self.scalars,
+            flower_records.ROUND: server_round,
+            flower_records.PHASE: phase,
+            flower_records.NAMES: json.dumps(names),
+        }
+
+    def train(
+        self,
+        phase: str,
+        server_round: int,
+        outgoing: Sequence[Outgoing],
+        stats: RoundStats,
+        *,
+        names_of: Callable[[Node], Sequence[str]],
+        personal: Callable[[Node], Mapping[str, int]],
+        extra: Mapping[str, Any] | None = None,
+    ) -> list[Message]:
+        """Return a phase's messages in the order of partition ids, which is that of their replies.
+
+        Parameters
+        ----------
+        phase, server_round, extra
+            See :meth:`config`.
+        outgoing : sequence of Outgoing
+            What each node is sent. A payload that several nodes share is encoded once.
+        stats : RoundStats
+            Counts the bytes.
+        names_of : callable
+            Returns the names of a node's arrays.
+        personal : callable
+            Returns what a node must know about its personal model; see :meth:`PersonalRounds.ask`.
+
+        Raises
+        ------
+        PayloadError
+            If a payload is larger than ``max_payload_bytes``.
+        """
+        encoded: dict[int, bytes] = {}
+        messages = []
+        for out in sorted(outgoing, key=lambda each: each.node.order):
+            payload = None
+            if out.payload is not None:
+                if id(out.payload) not in encoded:
+                    encoded[id(out.payload)] = out.payload.to_bytes(max_bytes=self.max_payload_bytes)
+                payload = encoded[id(out.payload)]
+            message = flower_records.train_message(
+                out.node.node_id,
+                arrays=out.arrays if out.arrays is None else ArrayRecord(dict(out.arrays)),
+                config={
+                    **self.config(phase, server_round, names_of(out.node), extra),
+                    **personal(out.node),
+                    **out.config,
+                },
+                payload=payload,
+                ttl=lifetime(self.timeout, len(outgoing)),
+                group_id=str(server_round),
+            )
+            stats.count(out.node, down=flower_records.nbytes(message.content))
+            messages.append(message)
+        return messages
+
+    def evaluate(
+        self,
+        server_round: int,
+        nodes: Sequence[Node],
+        arrays: ArrayRecord,
+        stats: RoundStats,
+        *,
+        names: Sequence[str],
+        extra: Mapping[str, Any] | None = None,
+    ) -> list[Message]:
+        """Return the messages by which nodes evaluate the global model on their own test data."""
+        config = self.config("evaluate", server_round, names, extra)
+        messages = []
+        for node in nodes:
+            message = flower_records.evaluate_message(
+                node.node_id,
+                arrays=ArrayRecord(dict(arrays)),
+                config=config,
+                ttl=lifetime(self.timeout, len(nodes)),
+                group_id=str(server_round),
+            )
+            stats.count(node, down=flower_records.nbytes(message.content))
+            messages.append(message)
+        return messages

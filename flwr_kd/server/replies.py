@@ -1,0 +1,247 @@
+"""What came back in a phase: replies are fetched, checked and handed out one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from logging import WARNING
+from typing import Any, ClassVar, Generic, Protocol
+
+from flwr.app import Message
+from flwr.common.logger import log
+
+from flwr_kd.server.measurements import SHARES
+from flwr_kd.server.records import NDArray, Node, Reply, RoundStats
+from flwr_kd.text import first_line, plain
+from flwr_kd.transport import flower_records
+from flwr_kd.transport.delivery import Delivered, reason_of
+from flwr_kd.transport.payload import Payload, PayloadError, PayloadT
+from flwr_kd.transport.template import ArrayTemplate
+
+__all__ = ["Replies", "ReplyChecker", "ReplyRules", "TooFewReplies", "evaluations"]
+
+_LARGEST_METRIC = 1e15
+
+
+class TooFewReplies(Exception):  # noqa: N818
+    """Ends the replies of a phase that has too few of them, before anything was changed."""
+
+
+class Replies(Generic[PayloadT]):
+    """The usable replies of one phase, in the order of partition ids; an iterator.
+
+    Each reply is fetched and checked when it is asked for, and none is kept: whoever only sums holds one at a time.
+
+    Parameters
+    ----------
+    delivered : iterable of (Message, Delivered)
+        Each message with what arrived for it.
+    check : callable
+        Returns the checked reply; None if it cannot be used.
+    least : int
+        Minimum number of usable replies.
+
+    Attributes
+    ----------
+    used : list of Reply
+        The replies that were handed out, without their arrays and payloads.
+    asked : int
+        Number of messages that were looked at.
+
+    Raises
+    ------
+    TooFewReplies
+        At the end of the iteration, if fewer than ``least`` were usable.
+    """
+
+    def __init__(
+        self,
+        delivered: Iterable[tuple[Message, Delivered]],
+        check: Callable[[Message, Delivered], Reply[PayloadT] | None],
+        *,
+        least: int = 0,
+    ) -> None:
+        self._delivered, self._check, self._least = iter(delivered), check, least
+        self._first: Reply[PayloadT] | None = None
+        self.used: list[Reply[Any]] = []
+        self.asked = 0
+
+    def __iter__(self) -> Iterator[Reply[PayloadT]]:
+        return self
+
+    def __next__(self) -> Reply[PayloadT]:
+        reply, self._first = self._first, None
+        return self._fetch() if reply is None else reply
+
+    def look(self) -> bool:
+        """Fetch the first usable reply, and say whether there is one; the iteration still begins with it.
+
+        Raises
+        ------
+        TooFewReplies
+            If there is none, and ``least`` is above 0.
+        """
+        if not self.used:
+            self._first = next(self, None)
+        return bool(self.used)
+
+    def drain(self) -> None:
+        """Go through the replies that were not asked for, so that they are checked and counted like the others."""
+        for _ in self:
+            pass
+
+    def _fetch(self) -> Reply[PayloadT]:
+        for message, delivered in self._delivered:
+            self.asked += 1
+            reply = self._check(message, delivered)
+            if reply is not None:
+                self.used.append(Reply(reply.node, [], reply.num_examples, reply.metrics))
+                return reply
+        if len(self.used) < self._least:
+            raise TooFewReplies
+        raise StopIteration
+
+
+class ReplyRules(Protocol):
+    """What a method expects in its replies; :class:`~flwr_kd.KDStrategy` documents each member."""
+
+    reply_payloads: ClassVar[Mapping[str, type[Payload]]]
+    reply_arrays: ClassVar[frozenset[str]]
+    reply_metrics: ClassVar[frozenset[str]]
+    max_examples: int
+
+    def template_of(self, node: Node) -> ArrayTemplate:
+        """Return names and shapes of a client's arrays."""
+
+    def payload_dims(self, phase: str, node: Node) -> Mapping[str, int]:
+        """Return the sizes that a client's payload must have."""
+
+    def payload_limit(self, phase: str, node: Node) -> int:
+        """Return the largest number of bytes that a client's payload can have."""
+
+    def check_reply(self, phase: str, reply: Reply[Any]) -> None:
+        """Raise :class:`PayloadError` if a reply breaks a rule of the method's own."""
+
+
+class ReplyChecker:
+    """Reads what clients sent, and drops with one warning what cannot be used.
+
+    Parameters
+    ----------
+    rules : ReplyRules
+        The strategy.
+
+    Attributes
+    ----------
+    capped : set of int
+        Keys of the clients that were warned about for their sample counts.
+    """
+
+    def __init__(self, rules: ReplyRules) -> None:
+        self._rules = rules
+        self.capped: set[int] = set()
+
+    def check(self, phase: str, node: Node, delivered: Delivered, stats: RoundStats) -> Reply[Any] | None:
+        """Return the reply if it is what the phase expects; else log why not, count a failure, and return None.
+
+        The message is emptied once it has been read, so that there is one copy of what it held.
+        """
+        reply = None
+        if delivered is None:
+            log(WARNING, "%s did not answer in time", node)
+        elif isinstance(delivered, PayloadError):
+            log(WARNING, "the answer of %s is dropped: %s", node, plain(str(delivered)))
+        elif delivered.has_error():
+            log(WARNING, "%s failed: %s", node, reason_of(delivered.error))
+        else:
+            try:
+                reply = self.read(phase, node, delivered, stats)
+            except PayloadError as error:
+                log(WARNING, "the answer of %s is dropped: %s", node, plain(str(error)))
+            # An error that no check foresaw must not cost the other clients their round either.
+            except Exception as error:
+                kind = type(error).__name__
+                log(WARNING, "the answer of %s is dropped: unexpected %s: %s", node, kind, first_line(error))
+            flower_records.forget(delivered)
+        if reply is None:
+            stats.failures += 1
+        return reply
+
+    def read(self, phase: str, node: Node, message: Message, stats: RoundStats) -> Reply[Any]:
+        """Return a message's checked reply, its sample count capped at ``max_examples``.
+
+        Raises
+        ------
+        PayloadError
+            If the message is not what the phase expects.
+        """
+        raw = flower_records.read_train_reply(message)
+        stats.count(node, up=raw.nbytes)
+        arrays = self._arrays(phase, node, raw.arrays)
+        payload = self._payload(phase, node, raw.payload)
+        self._check_metrics(raw.metrics)
+        reply: Reply[Any] = Reply(node, arrays, raw.num_examples, raw.metrics, payload)
+        self._rules.check_reply(phase, reply)
+        most = self._rules.max_examples
+        if raw.num_examples > most and node.key not in self.capped:
+            self.capped.add(node.key)
+            log(
+                WARNING, "%s claims %d samples, and counts as %d (max_examples)", node, raw.num_examples, most
+            )
+        return replace(reply, num_examples=min(raw.num_examples, most))
+
+    def _arrays(self, phase: str, node: Node, arrays: list[NDArray]) -> list[NDArray]:
+        if phase in self._rules.reply_arrays:
+            return self._rules.template_of(node).check(arrays)
+        if arrays:
+            raise PayloadError(f"{len(arrays)} arrays came back, expected none in phase {phase!r}")
+        return []
+
+    def _payload(self, phase: str, node: Node, data: bytes | None) -> Payload | None:
+        expected = self._rules.reply_payloads.get(phase)
+        if expected is None:
+            if data is not None:
+                raise PayloadError(f"a payload came back, expected none in phase {phase!r}")
+            return None
+        if data is None:
+            raise PayloadError(f"{expected.schema}: the payload is missing")
+        return expected.from_bytes(
+            data, dims=self._rules.payload_dims(phase, node), max_bytes=self._rules.payload_limit(phase, node)
+        )
+
+    def _check_metrics(self, metrics: Mapping[str, float]) -> None:
+        for name in SHARES:
+            if not 0 <= metrics.get(name, 0.0) <= 1:
+                raise PayloadError(f"metric {name!r} must be in [0, 1], got {metrics[name]}")
+        for name in self._rules.reply_metrics:
+            if abs(metrics.get(name, 0.0)) > _LARGEST_METRIC:
+                raise PayloadError(
+                    f"metric {name!r} must be within ±{_LARGEST_METRIC:g}, got {metrics[name]}"
+                )
+
+
+def evaluations(
+    delivered: Iterable[tuple[Node, Delivered]], stats: RoundStats, *, max_examples: int
+) -> list[tuple[int, dict[str, float]]]:
+    """Return the sample count, loss and metrics of each client that evaluated the global model.
+
+    A reply that cannot be used is dropped with one warning and counts as a failure; one of 0 samples is left out.
+    """
+    rows = []
+    for node, reply in delivered:
+        try:
+            if reply is None:
+                raise PayloadError("it did not answer in time")
+            if isinstance(reply, PayloadError):
+                raise reply
+            if reply.has_error():
+                raise PayloadError(reason_of(reply.error))
+            evaluation = flower_records.read_evaluate_reply(reply)
+        except PayloadError as error:
+            stats.failures += 1
+            log(WARNING, "the evaluation of %s is dropped: %s", node, plain(str(error)))
+            continue
+        if evaluation.num_examples:
+            count = min(evaluation.num_examples, max_examples)
+            rows.append((count, {"loss": evaluation.loss, **evaluation.metrics}))
+    return rows

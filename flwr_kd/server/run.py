@@ -1,0 +1,410 @@
+"""One run of a strategy: its loop over rounds and phases, and what it remembers between them."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterable, Mapping
+from logging import INFO, WARNING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flwr.app import ArrayRecord, Message, MetricRecord
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+
+from flwr_kd.checks import ConfigError
+from flwr_kd.server.checkpoint import CHECKPOINT, Checkpoint
+from flwr_kd.server.measurements import mean_evaluation, summarise
+from flwr_kd.server.messages import Messages, PersonalRounds
+from flwr_kd.server.nodes import Roster, draw
+from flwr_kd.server.records import KDResult, Node, Outgoing, Reply, RoundStats, VoidRoundsError
+from flwr_kd.server.replies import Replies, ReplyChecker, TooFewReplies, evaluations
+from flwr_kd.text import first_line
+from flwr_kd.transport import flower_records
+from flwr_kd.transport.delivery import Delivered, receive
+from flwr_kd.transport.payload import PayloadError
+from flwr_kd.transport.template import ArrayTemplate
+
+if TYPE_CHECKING:
+    from flwr_kd.server.strategy import KDStrategy
+
+__all__ = ["Run"]
+
+EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
+
+
+class Run:
+    """One run of a strategy. The strategy says what happens in a round; the run makes it happen.
+
+    Parameters
+    ----------
+    strategy : KDStrategy
+        Its hooks are called in the order that CONTRIBUTING.md draws ("A round").
+    timeout : float
+        Seconds that a phase waits for replies.
+
+    Attributes
+    ----------
+    key : str
+        The run's name, under which clients keep their personal models. A resumed run keeps it.
+    roster : Roster
+        The clients.
+    personal : PersonalRounds
+        What is known about the clients' personal models.
+    checker : ReplyChecker
+        Checks the replies.
+    voids : int
+        Void rounds in a row.
+    begun : bool
+        Whether :meth:`begin` was called.
+    present : list of Node
+        The clients that were there when the round began.
+    sent : list of Message
+        For Flower's own loop, the messages whose replies come next; ``sent_arrays`` are the arrays of that round.
+    """
+
+    def __init__(self, strategy: KDStrategy[Any, Any], timeout: float = 3600.0) -> None:
+        self.strategy, self.timeout = strategy, timeout
+        self.key = secrets.token_hex(8)
+        question = {**strategy.config.to_wire(), flower_records.SEED: strategy.seed}
+        self.roster = Roster(self._refusal, question, timeout)
+        self.personal = PersonalRounds()
+        self.checker = ReplyChecker(strategy)
+        self.voids = 0
+        self.begun = False
+        self.present: list[Node] = []
+        self.sent: list[Message] = []
+        self.sent_arrays: ArrayRecord | None = None
+
+    # ------------------------------------------------------------------ the loop
+
+    def begin(self) -> None:
+        """Check the folder for checkpoints, and let the method forget what an earlier run taught it."""
+        if self.strategy.checkpoint_dir is not None:
+            Checkpoint.prepare(self.strategy.checkpoint_dir)
+        self.strategy.reset()
+        self.begun = True
+
+    def execute(
+        self,
+        grid: Grid,
+        arrays: ArrayRecord,
+        *,
+        first_round: int = 1,
+        train_config: Mapping[str, Any] | None = None,
+        evaluate_config: Mapping[str, Any] | None = None,
+        evaluate_fn: EvaluateFn | None = None,
+    ) -> KDResult:
+        """Wait for the clients, and run all rounds; see :meth:`flwr_kd.KDStrategy.start`."""
+        strategy, result = self.strategy, KDResult()
+        result.arrays = arrays
+        self._evaluate_at_server(evaluate_fn, first_round - 1, arrays, result)
+        strategy.begin(self.roster.wait(grid, strategy.min_available_nodes))
+        for server_round in range(first_round, strategy.num_rounds + 1):
+            begun = time.monotonic()
+            log(INFO, "[ROUND %d/%d]", server_round, strategy.num_rounds)
+            strategy.stats = stats = RoundStats(server_round)
+            arrays, replies = self.phases(grid, server_round, arrays, train_config or {})
+            metrics = summarise(replies, stats, strategy.reply_metrics)
+            if metrics is not None:
+                result.train_metrics_clientapp[server_round] = metrics
+            result.arrays = arrays
+            if stats.void:
+                self.end_if_void()
+            else:
+                # The round is done: keep it before anything else, which may fail.
+                self.save_checkpoint(server_round, arrays)
+                messages = self.evaluate_messages(server_round, arrays, evaluate_config or {})
+                metrics = self.mean_evaluation(receive(grid, messages, self.timeout))
+                if metrics is not None:
+                    result.evaluate_metrics_clientapp[server_round] = metrics
+            stats.seconds = time.monotonic() - begun
+            self._evaluate_at_server(evaluate_fn, server_round, arrays, result)
+            result.rounds.append(stats)
+            if strategy.on_round is not None:
+                strategy.on_round(stats)
+        return result
+
+    def phases(
+        self, grid: Grid, server_round: int, arrays: ArrayRecord, extra: Mapping[str, Any]
+    ) -> tuple[ArrayRecord, list[Reply[Any]]]:
+        """Run a round's phases; return the new global arrays and all used replies, without what they held."""
+        strategy = self.strategy
+        self.present = self.roster.of_round(grid, strategy.min_train_nodes)
+        answered: list[Node] = []
+        used: list[Reply[Any]] = []
+        for phase in strategy.phases:
+            if strategy.stats.void and phase not in strategy.independent_phases:
+                continue
+            messages = self.phase_messages(phase, server_round, answered, arrays, extra)
+            try:
+                replies, new = self.aggregate(
+                    phase, server_round, receive(grid, messages, self.timeout), arrays
+                )
+            except TooFewReplies:
+                self.count_void()
+                continue
+            answered = [reply.node for reply in replies]
+            used.extend(replies)
+            arrays = arrays if new is None else new
+        if strategy.stats.void:
+            return arrays, used
+        self.voids = 0
+        return strategy.finish_round(server_round, arrays) or arrays, used
+
+    def phase_messages(
+        self,
+        phase: str,
+        server_round: int,
+        answered: list[Node],
+        arrays: ArrayRecord | None,
+        extra: Mapping[str, Any],
+    ) -> list[Message]:
+        """Let the method select nodes and say what they are sent; return the messages."""
+        strategy = self.strategy
+        chosen = strategy.select(phase, server_round, self.present, answered)
+        if not chosen:
+            return []
+        outgoing = list(strategy.configure_phase(phase, server_round, chosen, arrays))
+        return self.train_messages(phase, server_round, outgoing, extra)
+
+    def aggregate(
+        self,
+        phase: str,
+        server_round: int,
+        delivered: Iterable[tuple[Message, Delivered]],
+        arrays: ArrayRecord | None,
+    ) -> tuple[list[Reply[Any]], ArrayRecord | None]:
+        """Hand a phase's replies to the method one by one.
+
+        Returns
+        -------
+        replies : list of Reply
+            Those that were used, without what they held.
+        arrays : ArrayRecord or None
+            The new global arrays; None to keep the old.
+
+        Raises
+        ------
+        TooFewReplies
+            If it is the round's first phase, and fewer than ``min_train_nodes`` replies are usable.
+        """
+        strategy = self.strategy
+        first = phase == strategy.phases[0]
+
+        def check(message: Message, arrived: Delivered) -> Reply[Any] | None:
+            reply = self.check(phase, message, arrived)
+            if reply is not None and first:
+                self.personal.trained[reply.node.key] = server_round
+            return reply
+
+        replies: Replies[Any] = Replies(delivered, check, least=strategy.min_train_nodes if first else 0)
+        new = None
+        try:
+            if replies.look():
+                new = strategy.aggregate_phase(phase, server_round, replies, arrays)
+                replies.drain()
+            elif replies.asked:
+                log(WARNING, "round %d, phase %s: no usable answers", server_round, phase)
+        finally:
+            if first:
+                strategy.stats.participants = len(replies.used)
+        return replies.used, new
+
+    # ------------------------------------------------------------------ messages and replies
+
+    @property
+    def messages(self) -> Messages:
+        """Makes the run's messages."""
+        strategy = self.strategy
+        scalars = {
+            **strategy.config.to_wire(),
+            flower_records.SEED: strategy.seed,
+            flower_records.MAX_BYTES: strategy.max_payload_bytes,
+            flower_records.RUN: self.key,
+        }
+        return Messages(scalars, self.timeout, strategy.max_payload_bytes)
+
+    def train_messages(
+        self, phase: str, server_round: int, outgoing: list[Outgoing], extra: Mapping[str, Any] | None = None
+    ) -> list[Message]:
+        """Return a phase's messages in the order of partition ids, and count their bytes."""
+        strategy = self.strategy
+        # Without checkpoints nothing is ever resumed: clients need nothing older than the round before.
+        saved = server_round - 1 if strategy.checkpoint_dir is None else self.personal.saved
+        return self.messages.train(
+            phase,
+            server_round,
+            outgoing,
+            strategy.stats,
+            names_of=lambda node: strategy.template_of(node).names,
+            personal=lambda node: self.personal.ask(
+                node, server_round, first_phase=phase == strategy.phases[0], saved=saved
+            ),
+            extra=extra,
+        )
+
+    def evaluate_messages(
+        self, server_round: int, arrays: ArrayRecord, extra: Mapping[str, Any] | None = None
+    ) -> list[Message]:
+        """Return the messages of the evaluation phase; none unless ``fraction_evaluate`` is above 0."""
+        strategy, nodes = self.strategy, self.present
+        if strategy.fraction_evaluate == 0 or not strategy.sends_weights or not nodes:
+            return []
+        chosen = draw(nodes, strategy.fraction_evaluate, 1, strategy.seed, "sample-evaluate", server_round)
+        return self.messages.evaluate(
+            server_round, chosen, arrays, strategy.stats, names=strategy.template.names, extra=extra
+        )
+
+    def mean_evaluation(self, delivered: Iterable[tuple[Message, Delivered]]) -> MetricRecord | None:
+        """Return the clients' mean evaluation of the global model; None without usable replies."""
+        by_node = (
+            (self.roster.nodes[message.metadata.dst_node_id], arrived) for message, arrived in delivered
+        )
+        strategy = self.strategy
+        return mean_evaluation(evaluations(by_node, strategy.stats, max_examples=strategy.max_examples))
+
+    def check(self, phase: str, message: Message, arrived: Delivered) -> Reply[Any] | None:
+        """Return the checked reply to a message; None, with one warning, if it cannot be used."""
+        node = self.roster.nodes[message.metadata.dst_node_id]
+        reply = self.checker.check(phase, node, arrived, self.strategy.stats)
+        if reply is not None and reply.metrics.pop(flower_records.STATE_LOST, 0):
+            log(
+                WARNING,
+                "%s has lost its personal model, which it had after round %d: it began anew",
+                node,
+                self.personal.trained.get(node.key, 0),
+            )
+        return reply
+
+    def _evaluate_at_server(
+        self, evaluate_fn: EvaluateFn | None, server_round: int, arrays: ArrayRecord, result: KDResult
+    ) -> None:
+        """Call the user's function; before the first round its accuracy belongs to no round."""
+        if evaluate_fn is None or not self.strategy.sends_weights:
+            return
+        metrics = evaluate_fn(server_round, arrays)
+        if metrics is None:
+            return
+        result.evaluate_metrics_serverapp[server_round] = metrics
+        accuracy = metrics.get("accuracy")
+        if self.strategy.stats.server_round == server_round and isinstance(accuracy, int | float):
+            self.strategy.stats.global_accuracy = float(accuracy)
+
+    def _refusal(self, node: Node) -> str | None:
+        try:
+            refusal = self.strategy.accept_node(node)
+            if refusal is None:
+                self.strategy.config.check_classes(node.num_classes)
+            return refusal
+        except (PayloadError, ConfigError) as error:
+            return str(error)
+        # A method's own check may fail on what no check foresaw; the run goes on without that client.
+        except Exception as error:
+            return f"unexpected {type(error).__name__}: {first_line(error)}"
+
+    # ------------------------------------------------------------------ void rounds
+
+    def count_void(self) -> None:
+        """Note that the round had too few usable replies."""
+        self.voids += 1
+        stats = self.strategy.stats
+        stats.void = True
+        log(
+            WARNING,
+            "round %d is void: %d usable answers, at least %d are needed; the server's state stays as it was",
+            stats.server_round,
+            stats.participants,
+            self.strategy.min_train_nodes,
+        )
+
+    def end_if_void(self) -> None:
+        """Raise :class:`VoidRoundsError` if ``max_void_rounds`` rounds in a row were void."""
+        strategy, stats = self.strategy, self.strategy.stats
+        if self.voids >= strategy.max_void_rounds:
+            raise VoidRoundsError(
+                f"{self.voids} rounds in a row were void: the last, round {stats.server_round}, had "
+                f"{stats.participants} usable answers and {stats.failures} failures, min_train_nodes is "
+                f"{strategy.min_train_nodes}; the warnings before say what failed"
+            )
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def resume(self, arrays: ArrayRecord) -> tuple[int, ArrayRecord]:
+        """Return the last finished round and its arrays; 0 and the given arrays unless the run is resumed."""
+        strategy = self.strategy
+        if strategy.resume and (restored := self.load_checkpoint()) is not None:
+            last, restored_arrays = restored
+            self.personal.saved = self.personal.resumed = last
+            log(INFO, "Resuming after round %d", last)
+            return last, restored_arrays or arrays
+        if strategy.checkpoint_dir is not None and (strategy.checkpoint_dir / CHECKPOINT).exists():
+            path = strategy.checkpoint_dir / CHECKPOINT
+            log(WARNING, "%s is replaced; resume=True would go on from it", path)
+        return 0, arrays
+
+    def save_checkpoint(self, server_round: int, arrays: ArrayRecord) -> Path | None:
+        """Write the global arrays and the method's state, where ``checkpoint_dir`` is set; return the file.
+
+        If that fails, for example on a full disk, the checkpoint of an earlier round stays, and None is returned
+        with a warning.
+        """
+        strategy = self.strategy
+        if strategy.checkpoint_dir is None:
+            return None
+        checkpoint = Checkpoint(
+            type(strategy).__name__,
+            server_round,
+            strategy.config.to_wire(),
+            strategy.seed,
+            arrays,
+            strategy.state_arrays(),
+            run=self.key,
+            trained=self.personal.trained,
+        )
+        try:
+            path = checkpoint.save(strategy.checkpoint_dir)
+        except OSError as error:
+            log(
+                WARNING,
+                "round %d: no checkpoint could be written (%s); the run goes on, the one of before stays",
+                server_round,
+                error,
+            )
+            return None
+        self.personal.saved = server_round
+        return path
+
+    def load_checkpoint(self) -> tuple[int, ArrayRecord | None] | None:
+        """Read the checkpoint into the strategy: the last round and its arrays; None if there is no checkpoint.
+
+        Raises
+        ------
+        ConfigError
+            If it was written by another method or version, or has other arrays than ``initial_arrays``.
+        """
+        strategy = self.strategy
+        if strategy.checkpoint_dir is None:
+            return None
+        checkpoint = Checkpoint.load(strategy.checkpoint_dir, type(strategy).__name__)
+        if checkpoint is None:
+            return None
+        if (checkpoint.config, checkpoint.seed) != (strategy.config.to_wire(), strategy.seed):
+            log(
+                WARNING,
+                "the checkpoint was written with other hyper-parameters or another seed: %s, seed %d",
+                checkpoint.config,
+                checkpoint.seed,
+            )
+        difference = strategy.template.difference(ArrayTemplate.of(checkpoint.arrays))
+        if difference is not None:
+            path = strategy.checkpoint_dir / CHECKPOINT
+            raise ConfigError(f"{path} does not fit initial_arrays: {difference}")
+        strategy.load_state_arrays(checkpoint.state)
+        self.key, self.personal.trained = checkpoint.run or self.key, dict(checkpoint.trained)
+        if not checkpoint.arrays:
+            return checkpoint.server_round, None
+        arrays = {name: value.numpy() for name, value in checkpoint.arrays.items()}
+        ordered = [arrays[name] for name in strategy.template.names]
+        return checkpoint.server_round, strategy.template.record(ordered)
