@@ -1,0 +1,180 @@
+"""The command itself: help, version, exit codes, and mistakes reported in one line."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flwr_kd import __version__, registry
+from flwr_kd.experiments import runner
+from tests.cli.commands import SMALL, Command
+
+
+def test_version_and_help(command: Command) -> None:
+    assert command("--version") == (0, f"flwr-kd {__version__}\n", "")
+    for args in ((), ("--help",)):
+        code, out, err = command(*args)
+        assert (code, err) == (0, "")
+        assert all(name in out for name in ("methods", "simulate", "compare", "privacy"))
+        assert len(out.splitlines()) > 5
+
+
+def test_as_a_command_of_its_own() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "flwr_kd.cli", "simulate", "fedhdk"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("flwr-kd: unknown method 'fedhdk' (did you mean 'fedhkd'?); valid: ")
+    assert len(done.stderr.splitlines()) == 1
+
+
+MISTAKES = [
+    (["simulate", "fedhdk"], ["unknown method 'fedhdk'", "did you mean 'fedhkd'", "fedavg, feddf, feddkc-kkr"]),
+    (["compare", "fedavg", "fedprx"], ["unknown method 'fedprx'", "fedprox"]),
+    (["methods", "nope"], ["unknown method 'nope'", "fedavg"]),
+    (["simulate", "fedavg", "--dataset", "digit"], ["'digit'", "digits", "fashion-mnist"]),
+    (["simulate", "fedavg", "--dataset", "csv:/no/such.csv"], ["/no/such.csv"]),
+    (["simulate", "fedavg", "--model", "lenett"], ["unknown model 'lenett'", "lenet", "resnet8"]),
+    (["simulate", "fedavg", "--model", "mlp,lenet"], ["fedavg needs one model", "--model mlp,lenet"]),
+    (["simulate", "fedavg", "--feature-dim", "-1"], ["feature-dim", "-1"]),
+    (["simulate", "fedavg", "--partition", "dirichlett:1"], ["dirichlett", "inner-dirichlet"]),
+    (["simulate", "fedavg", "--partition", "dirichlet:0"], ["dirichlet", "0"]),
+    (["simulate", "fedavg", "--partition", "pathological:77"], ["77", "10"]),
+    (["simulate", "fedavg", "--clients", "99999"], ["99999"]),
+    (["simulate", "fedavg", "--rounds", "0"], ["rounds", "from 1", "0"]),
+    (["simulate", "fedavg", "--rounds", "two"], ["rounds", "two"]),
+    (["simulate", "fedavg", "--round", "2"], ["--round", "--rounds"]),
+    (["simulate", "fedavg", "--fraction-train", "1.5"], ["fraction-train", "(0, 1]", "1.5"]),
+    (["simulate", "fedavg", "--backend", "dask"], ["unknown backend 'dask'", "ray, inline"]),
+    (["simulate", "fedavg", "--device", "tpu"], ["device", "'tpu'", "cpu"]),
+    (["simulate", "fedavg", "--seeds", "1,x"], ["seeds", "1,x"]),
+    (["simulate", "fedavg", "--seed", "-1"], ["seeds", "-1"]),
+    (["simulate", "fedavg", "--limit", "0"], ["limit", "0"]),
+    (["simulate", "fedavg", "--attack", "nan"], ["attack 'nan' needs attackers from 1, got 0"]),
+    (["compare", "fedavg", "--attackers", "2"], ["attackers=2 needs an attack, one of label-flip[:TARGET]"]),
+    (["simulate", "fedavg", "--attack", "nan", "--attackers", "11"], ["attackers must be at most clients=10"]),
+    (["simulate", "fedavg", "--attack", "gaussian", "--attackers", "1"], ["SIGMA must be a finite number above 0"]),
+    (["simulate", "fedavg", "--attack", "label-flip:10", "--attackers", "1"], ["TARGET must be in 0..9"]),
+    (["simulate", "fedavg", "--imbalance", "0.5"], ["imbalance must be a finite number from 1, got 0.5"]),
+    (["simulate", "fedavg", "--imbalance", "500"], ["imbalance factor 500 needs at least 500 samples of class 0"]),
+    (["simulate", "fedavg", "--image-size", "4"], ["cannot be padded to images of 4"]),
+    (["simulate", "fedavg", "--augment", "mixup"], ["augment must be one of none, crop", "'mixup'"]),
+    (["simulate", "feddkc-kkr", "--set", "target-peak=0.05"], ["target-peak must be in", "(0.1, 1)", "0.05"]),
+    (["simulate", "feddkc-skr", "--set", "target-entropy=4"], ["target-entropy must be in", "(0, 3.32"]),
+    (["simulate", "feddkc-skr", "--set", "refinement=kkr"], ["refinement is fixed at skr"]),
+    (["simulate", "fedgkt", "--feature-dim", "8"], ["resnet2", "feature_dim must be None, got 8"]),
+    (["simulate", "fedhkd", "--set", "gama=1"], ["unknown hyper-parameter 'gama'", "gamma", "threshold"]),
+    (["simulate", "fedhkd", "--set", "gamma=-1"], ["gamma must be >= 0", "-1"]),
+    (["simulate", "fedhkd", "--set", "gamma=nan"], ["gamma must be finite"]),
+    (["simulate", "fedhkd", "--set", "gamma=big"], ["gamma must be of type float", "'big'"]),
+    (["simulate", "fedhkd", "--set", "gamma"], ["'gamma' is not of the form name=value"]),
+    (["simulate", "fedhkd", "--set", "noise=loud"], ["noise must be one of representations, all, none"]),
+    (["simulate", "fedhkd-star", "--set", "gamma=1"], ["gamma is fixed at 0.0"]),
+    (["compare", "fedavg", "fedhkd", "--set", "gama=1"], ["unknown hyper-parameter 'gama'", "gamma"]),
+    (["compare", "fedavg", "fedhkd", "--set", "gamma=-1"], ["gamma must be >= 0"]),
+    (["simulate"], ["METHOD"]),
+    (["simulat", "fedavg"], ["simulat"]),
+    (["privacy", "--sigma", "-1"], ["sigma", "above 0", "-1"]),
+    (["privacy", "--delta", "2"], ["delta", "(0, 1)", "2"]),
+    (["plot", "tnse", "."], ["tnse"]),
+    (["plot", "tsne"], ["RESULT_DIR"]),
+    (["plot", "tsne", "nowhere"], ["no folder 'nowhere'"]),
+    (["plot", "tsne", "."], ["no result in '.'", "result.json"]),
+    (["plot", "tsne", ".", "--out", "."], ["out must be a file, got the folder '.'"]),
+    (["plot", "landscape", ".", "--points", "4"], ["points must be an odd number from 3, got 4"]),
+    (["plot", "landscape", ".", "--reach", "0"], ["reach must be a finite number above 0, got 0"]),
+    (["plot", "landscape", ".", "--directions", "0"], ["directions must be a whole number from 1, got 0"]),
+    (["plot", "landscape", ".", "--samples", "0"], ["samples must be a whole number from 1, got 0"]),
+]  # fmt: skip
+
+
+@pytest.mark.usefixtures("no_run")
+@pytest.mark.parametrize(
+    ("args", "parts"), MISTAKES, ids=lambda v: " ".join(v) if isinstance(v, list) else None
+)
+def test_a_mistake_is_told_in_one_line(
+    command: Command, args: list[str], parts: list[str], tmp_path: Path
+) -> None:
+    code, out, err = command(*args)
+    assert code == 2, err
+    assert out == ""
+    assert err.startswith("flwr-kd: ")
+    assert len(err.splitlines()) == 1
+    for part in parts:
+        assert part in err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("no_run")
+def test_a_folder_that_is_a_file_is_a_mistake_too(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    code, _, err = command("simulate", "fedavg", *SMALL, "--out", "file")
+    assert code == 2
+    assert "is not a directory" in err
+    assert len(err.splitlines()) == 1
+
+
+def test_a_failing_server_exits_with_1_and_writes_nothing(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: Any) -> None:
+        raise ArithmeticError("the matrix\nis singular")
+
+    monkeypatch.setattr(registry.get("fedavg").strategy, "aggregate_phase", fail)
+    code, _, err = command("simulate", "fedavg", *SMALL, "--out", "o")
+    assert code == 1
+    assert err == "flwr-kd: fedavg: the server failed: the matrix is singular\n"
+    assert not (tmp_path / "o").exists()
+
+
+def test_without_ray_the_command_says_what_to_install(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    code, _, err = command("simulate", "fedavg", "--clients", "3", "--rounds", "1", "--limit", "150")
+    assert code == 2
+    assert "pip install 'flwr-kd[simulation]', or --backend inline" in err
+    assert len(err.splitlines()) == 1
+
+
+def test_an_interrupt_exits_with_130(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*args: Any, **kwargs: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runner, "run", interrupt)
+    code, _, err = command("simulate", "fedavg", *SMALL)
+    assert code == 130
+    assert err.splitlines()[-1] == "flwr-kd: interrupted"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "simulate",
+        "compare",
+        "methods",
+        "privacy",
+        "plot tsne",
+        "plot landscape",
+        "plot samples",
+        "plot coefficients",
+    ],
+)
+def test_help_tells_what_everything_is(command: Command, words: str) -> None:
+    code, out, _ = command(*words.split(), "--help")
+    assert code == 0
+    assert "\\" not in out
+    # A line of a parameter is its name and its text.
+    for line in out.splitlines():
+        if line.startswith("  --") or line.strip().isupper():
+            assert len(line.split("  ")) > 2, line
+    if words in ("simulate", "compare"):
+        assert "flwr-kd methods`  [required]" in out

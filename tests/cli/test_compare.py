@@ -1,0 +1,185 @@
+"""``flwr-kd simulate`` and ``flwr-kd compare``: what they print and write."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flwr_kd import registry
+from flwr_kd.experiments import runner
+from flwr_kd.experiments.experiment import Experiment, attacker_ids
+from flwr_kd.results import files
+from tests.cli.commands import SMALL, TINY, Command, kept_files
+
+
+def test_simulate_writes_a_result_and_curves(command: Command, tmp_path: Path) -> None:
+    code, out, err = command(
+        "simulate", "fedhkd", *SMALL, "--seed", "4", "--set", "gamma=0.5", "--out", "here"
+    )
+    assert (code, err) == (0, "")
+    document = json.loads((tmp_path / "here" / "result.json").read_text())
+    assert set(document) == {"schema_version", "command", "config", "versions", "summary", "runs"}
+    assert document["command"].startswith("flwr-kd simulate fedhkd --backend inline")
+    config = document["config"]
+    assert config["seeds"] == [4]
+    assert (config["dataset"], config["partition"], config["clients"], config["rounds"]) == (
+        "digits", "inner-dirichlet:0.1", 3, 2
+    )  # fmt: skip
+    assert {"flwr-kd", "flwr", "torch", "numpy", "python", "machine"} <= set(document["versions"])
+    (one,) = document["runs"]
+    assert (one["method"], one["seed"], one["hyperparameters"]["gamma"]) == ("fedhkd", 4, 0.5)
+    assert [each["round"] for each in one["rounds"]] == [1, 2]
+    assert set(one["rounds"][0]) == {
+        "round", "local_accuracy", "global_accuracy", "train_loss", "bytes_up", "bytes_down", "seconds",
+        "participants", "failures", "local_top5", "server_accuracy", "clients",
+    }  # fmt: skip
+    assert (tmp_path / "here" / "curves.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert f"result: {tmp_path / 'here' / 'result.json'}" in out
+    assert f"curves: {tmp_path / 'here' / 'curves.png'}" in out
+    local = one["rounds"][-1]["local_accuracy"]
+    assert f"{100 * local:.2f}" in out
+    assert "±" not in out
+    # What was written reads back, and a second look at the numbers gives the same ones.
+    read = files.load(tmp_path / "here")
+    assert read.runs[0].rounds[-1].local_accuracy == local
+
+
+def test_the_result_is_under_runs_if_no_folder_is_named(command: Command, tmp_path: Path) -> None:
+    assert command("simulate", "fedavg", *SMALL).code == 0
+    assert (tmp_path / "runs" / "fedavg" / "result.json").exists()
+
+
+def test_a_result_that_is_there_is_not_overwritten(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = tmp_path / "there" / "result.json"
+    there.parent.mkdir()
+    there.write_text("precious")
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "run", lambda *args, **kwargs: pytest.fail("something was run"))
+        code, _, err = command("simulate", "fedavg", *SMALL, "--out", "there")
+    assert code == 2
+    assert len(err.splitlines()) == 1
+    assert "exists" in err
+    assert "force" in err
+    assert there.read_text() == "precious"
+    assert command("simulate", "fedavg", *SMALL, "--out", "there", "--force").code == 0
+    assert json.loads(there.read_text())["runs"][0]["method"] == "fedavg"
+
+
+def test_a_folder_that_cannot_be_written_is_a_line(command: Command, no_run: None) -> None:
+    code, _, err = command("simulate", "fedavg", *SMALL, "--out", "/proc/nowhere")
+    assert code == 2
+    assert err.startswith("flwr-kd: out: cannot write to '/proc/nowhere'")
+    assert len(err.splitlines()) == 1
+
+
+def test_a_setting_that_all_methods_fix_is_refused(command: Command, no_run: None) -> None:
+    code, _, err = command("compare", "fedhyb-1", "fedhyb-2", *SMALL, "--set", "dynamic-weighting=false")
+    assert code == 2
+    assert err == (
+        "flwr-kd: dynamic-weighting is fixed by fedhyb-1, fedhyb-2, got 'dynamic-weighting=false'\n"
+    )
+
+
+def test_several_seeds_give_mean_and_spread(command: Command, tmp_path: Path) -> None:
+    code, out, _ = command("simulate", "fedavg", *SMALL, "--seeds", "0,1,0", "--out", "o")
+    assert code == 0
+    document = json.loads((tmp_path / "o" / "result.json").read_text())
+    assert [run["seed"] for run in document["runs"]] == [0, 1]
+    finals = [100 * run["rounds"][-1]["local_accuracy"] for run in document["runs"]]
+    mean, std = sum(finals) / 2, abs(finals[0] - finals[1]) / 2**0.5
+    assert f"{mean:.2f} ± {std:.2f}" in out
+    assert std > 0
+
+
+def test_compare_gives_all_methods_the_same_partitions(command: Command, tmp_path: Path) -> None:
+    code, out, err = command(
+        "compare", "fedavg", "fedhkd-star", "fedproto", "fedavg", *SMALL, "--seeds", "0,1", "--set",
+        "local-epochs=1", "--set", "threshold=0.1", "--out", "o",
+    )  # fmt: skip
+    assert (code, err) == (0, "")
+    runs = json.loads((tmp_path / "o" / "result.json").read_text())["runs"]
+    assert sorted((run["method"], run["seed"]) for run in runs) == [
+        (name, seed) for name in ("fedavg", "fedhkd-star", "fedproto") for seed in (0, 1)
+    ]
+    histograms = {seed: [r["histogram"] for r in runs if r["seed"] == seed] for seed in (0, 1)}
+    for seed in (0, 1):
+        assert all(each == histograms[seed][0] for each in histograms[seed])
+    assert histograms[0][0] != histograms[1][0]
+    # A setting goes to the methods that have it.
+    assert all(run["hyperparameters"]["local-epochs"] == 1 for run in runs)
+    assert {r["method"] for r in runs if r["hyperparameters"].get("threshold") == 0.1} == {"fedhkd-star"}
+    row = [line for line in out.splitlines() if line.strip().startswith("fedproto")][-1]
+    assert "–" in row  # no global model, so no global accuracy, and not 0
+
+
+def test_methods_with_models_of_their_own_can_be_compared(command: Command, tmp_path: Path) -> None:
+    code, out, _ = command("compare", "fedproto", "fedgkt", *SMALL, "--seeds", "0", "--out", "o")
+    assert code == 0
+    document = json.loads((tmp_path / "o" / "result.json").read_text())
+    assert document["config"]["model"] == {
+        "fedproto": "mlp", "fedgkt": "resnet2,resnet4,resnet6,resnet10,resnet12"
+    }  # fmt: skip
+    measured = {run["method"]: run["rounds"][-1]["server_accuracy"] for run in document["runs"]}
+    assert measured["fedproto"] is None
+    assert f"{100 * measured['fedgkt']:.2f}" in out
+    assert "server" in out
+
+
+def test_the_same_command_gives_the_same_numbers(command: Command, tmp_path: Path) -> None:
+    def numbers(folder: str, *more: str) -> list[Any]:
+        assert command("simulate", "fedhkd", *SMALL, "--out", folder, *more).code == 0
+        runs = json.loads((tmp_path / folder / "result.json").read_text())["runs"]
+        for each in runs[0]["rounds"]:
+            del each["seconds"]
+        return list(runs)
+
+    assert numbers("a") == numbers("b", "--workers", "1")
+
+
+def test_arrays_can_be_left_out(command: Command, tmp_path: Path) -> None:
+    assert command("simulate", "fedavg", *TINY, "--no-arrays", "--out", "o").code == 0
+    assert not (tmp_path / "o" / "arrays").exists()
+    for plot in ("tsne", "landscape", "samples", "coefficients"):
+        code, out, err = command("plot", plot, "o")
+        assert (code, out) == (2, "")
+        assert err.startswith("flwr-kd: 'o' has no arrays of fedavg with seed 0")
+        assert err.endswith("run it again, without --no-arrays\n")
+        assert len(err.splitlines()) == 1
+
+
+def test_no_arrays_of_an_earlier_result_stay(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "o"
+    assert command("compare", "fedavg", "fedprox", *TINY, "--seeds", "0,1", "--out", "o").code == 0
+    (folder / "arrays" / "mine.txt").write_text("x")
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    with monkeypatch.context() as patch:
+        patch.setattr(registry.get("fedhkd").strategy, "aggregate_phase", lambda *a: 1 / 0)
+        assert command("compare", "fedavg", "fedhkd", *TINY, "--force", "--out", "o").code == 1
+    # A run that fails leaves the earlier result whole.
+    after = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert {path: data for path, data in after.items() if ".unfinished" not in path.parts} == before
+    assert command("simulate", "fedavg", *TINY, "--seed", "1", "--out", "o", "--force").code == 0
+    assert kept_files(folder) == ["fedavg-seed1"]
+    assert sorted(path.name for path in (folder / "arrays").iterdir()) == ["fedavg-seed1", "mine.txt"]
+    assert command("simulate", "fedavg", *TINY, "--out", "o", "--force", "--no-arrays").code == 0
+    assert [path.name for path in (folder / "arrays").iterdir()] == ["mine.txt"]
+
+
+def test_a_comparison_with_malicious_clients(command: Command, tmp_path: Path) -> None:
+    attack = ["--attack", "nan", "--attackers", "1"]
+    code, out, err = command("compare", "fedavg", "fedproto", *SMALL, "--seeds", "0", *attack, "--out", "o")
+    assert (code, err) == (0, "")
+    document = json.loads((tmp_path / "o" / "result.json").read_text())
+    assert (document["config"]["attack"], document["config"]["attackers"]) == ("nan", 1)
+    failures = {run["method"]: [each["failures"] for each in run["rounds"]] for run in document["runs"]}
+    assert failures == {"fedavg": [1, 1], "fedproto": [0, 0]}
+    assert "note: nan changes nothing of what fedproto send" in out
+    experiment = Experiment(clients=3, attack="nan", attackers=1)
+    assert document["config"]["attacker_ids"] == {"0": sorted(attacker_ids(experiment))}

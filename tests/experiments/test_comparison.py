@@ -1,0 +1,93 @@
+"""A comparison from Python: prepared, run, written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flwr_kd import ConfigError, ExperimentOptions, ResultExistsError, registry
+from flwr_kd.experiments import comparison, runner
+from flwr_kd.results import files
+
+OPTIONS = ExperimentOptions(clients=2, rounds=1, limit=150, backend="inline", device="cpu")
+
+
+def test_a_comparison_is_written_and_can_be_extended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = comparison.compare(["fedavg"], OPTIONS, seeds=[1], folder=tmp_path, settings=["local-epochs=1"])
+    assert files.load(tmp_path) == first
+    assert first.config["seeds"] == [1]
+    assert first.runs[0].hyperparameters["local-epochs"] == 1
+    with pytest.raises(ResultExistsError):
+        comparison.compare(["fedavg"], OPTIONS, seeds=[1], folder=tmp_path)
+    (tmp_path / "tsne.png").touch()
+
+    started: list[tuple[str, int]] = []
+    real = runner.run
+
+    def noting(method: registry.Method, experiment: Any, *args: Any, **kwargs: Any) -> Any:
+        started.append((method.name, experiment.seed))
+        return real(method, experiment, *args, **kwargs)
+
+    monkeypatch.setattr(runner, "run", noting)
+    names = ["fedavg", "fedproto", "fedavg"]
+    whole = comparison.compare(
+        names, OPTIONS, seeds=[0], folder=tmp_path, settings=["local-epochs=1"], resume=True
+    )
+    assert started == [("fedavg", 0), ("fedproto", 0)]
+    assert [(run.method, run.seed) for run in whole.runs] == [("fedavg", 0), ("fedproto", 0), ("fedavg", 1)]
+    assert whole.runs[-1] == first.runs[0]
+    # The picture showed the earlier result.
+    assert not (tmp_path / "tsne.png").exists()
+
+
+def test_a_plan_says_what_runs(tmp_path: Path) -> None:
+    options = ExperimentOptions(
+        clients=2, rounds=3, limit=150, backend="inline", device="cpu", attack="nan", attackers=1
+    )
+    plan = comparison.prepare(
+        ["fedproto", "fedavg"], options, seeds=[0, 2], folder=tmp_path / "o", command="c"
+    )
+    assert plan.rounds == 12
+    assert [(method.name, experiment.seed) for method, experiment in plan.runs()] == [
+        ("fedproto", 0), ("fedavg", 0), ("fedproto", 2), ("fedavg", 2)
+    ]  # fmt: skip
+    assert plan.models == {"fedproto": "mlp", "fedavg": "mlp"}
+    assert plan.unharmed() == ["fedproto"]
+    assert (plan.command, plan.config["attack"]) == ("c", "nan")
+
+
+def test_callbacks_see_each_run_and_round(tmp_path: Path) -> None:
+    plan = comparison.prepare(["fedavg"], OPTIONS, seeds=[0, 1], folder=tmp_path)
+    runs: list[tuple[int, bool]] = []
+    rounds: list[int] = []
+
+    def run() -> None:
+        comparison.run(
+            plan,
+            keep_arrays=False,
+            on_run=lambda method, experiment, finished: runs.append((experiment.seed, finished)),
+            on_round=lambda stats: rounds.append(stats.server_round),
+        )
+
+    run()
+    assert (runs, rounds) == ([(0, False), (1, False)], [1, 1])
+    run()
+    assert (runs[2:], rounds[2:]) == ([(0, True), (1, True)], [])
+    assert not list(tmp_path.rglob("*.safetensors"))
+
+
+def test_a_setting_goes_to_the_methods_that_have_it() -> None:
+    star, avg, hkd = (registry.get(name) for name in ("fedhkd-star", "fedavg", "fedhkd"))
+    configs = comparison.configs_of([star, avg, hkd], ["gamma=0.5", "batch-size=8"])
+    assert {name: config.batch_size for name, config in configs.items()} == dict.fromkeys(configs, 8)
+    assert (configs["fedhkd"].to_wire()["gamma"], configs["fedhkd-star"].to_wire()["gamma"]) == (0.5, 0.0)
+    for methods, text, message in (
+        ([star], "gamma=1", "gamma is fixed at 0.0 by this method, got 1"),
+        ([star, avg], "gamma=1", "gamma is fixed by fedhkd-star, got 'gamma=1'"),
+        ([avg, hkd], "gama=1", r"unknown hyper-parameter 'gama' \(did you mean 'gamma'\?\)"),
+        ([avg, hkd], "gamma", "'gamma' is not of the form name=value"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            comparison.configs_of(methods, [text])
