@@ -19,19 +19,18 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
-from flwr.common.serde import message_to_proto, recorddict_to_proto
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+from flwr.common.serde import recorddict_to_proto
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -40,17 +39,18 @@ from flwr_kd import registry
 from flwr_kd.config import MethodConfig
 from flwr_kd.experiments import data, runner
 from flwr_kd.experiments.experiment import Experiment
+from flwr_kd.formulas import LETTERS, Sent, Sizes
 from flwr_kd.models import build_model
 from flwr_kd.registry import Method
 from flwr_kd.results.provenance import versions
 from flwr_kd.server.records import RoundStats
-from flwr_kd.transport import flower_records, inline_grid
-from flwr_kd.transport.inline_grid import InlineGrid
+from flwr_kd.testing.measured_messages import MeasuringGrid, Note, sizes_of
+from flwr_kd.transport import flower_records
 
 ROUNDS, SHOWN = 3, 2
 """Round 2 is shown: not the first, in which some send less, nor the last, after which pFedDF fine-tunes."""
 LARGE, ALLOWED = 10_000, 0.02
-"""Above so many bytes, a payload or a model may be so much larger than the paper's formula."""
+"""A payload or model of more bytes than the first may be larger than the paper's formula by the second, a share."""
 Values = Mapping[str, Any]
 
 
@@ -62,6 +62,15 @@ class Setting:
     hyperparameters: Values = field(default_factory=dict)
     methods: tuple[str, ...] = ()
     """Which are measured; all where there are none."""
+
+
+def with_letter(letter: str) -> tuple[str, ...]:
+    """Return the methods whose formula has a letter."""
+    return tuple(
+        name
+        for name, method in registry.methods().items()
+        if any(letter in term.letters.split("·") for each in method.sent for term in each.terms)
+    )
 
 
 BRIEF = {
@@ -88,36 +97,14 @@ FULL = {
     "digits-wide": Setting(
         {"dataset": "digits", "clients": 4, "partition": "iid", "feature_dim": 2048},
         {"threshold": 0.0},
-        ("fedhkd", "fedhkd-star", "fedproto"),
+        with_letter("K"),
     ),
 }
 PAGE = "fashion-mnist"
 """The setting that the page shows."""
-SHORT: dict[str, Any] = {
-    "local_epochs": 1,
-    "server_epochs": 1,
-    "sector_epochs": 1,
-    "finetune_epochs": 1,
-    "generator_steps": 1,
-    "synthetic_samples": 16,
-    "send_test_features": False,
-}
-"""What makes runs short, or is a simulation's alone; the size of no other message depends on it."""
+SHORT = ("local-epochs=1",)
+"""What makes runs short, beside each method's ``quick``; the size of no message depends on it."""
 MODELS = ("mlp", "lenet", "cnn", "resnet2", "resnet12", "resnet8", "resnet32", "shufflenet", "resnet18")
-LETTERS = {
-    "W": "parameters of the model",
-    "C": "classes",
-    "D": "numbers of one sample's features",
-    "N": "the client's training samples",
-    "K": "classes that have knowledge: up the client's, down those of all",
-    "P": "public samples of the round",
-    "A": "public samples that there are",
-    "S": "clients of a sector",
-    "B": "numbers of BatchNorm's statistics",
-    "L": "BatchNorm layers, each with a counter",
-}
-Sizes = Mapping[str, int]
-"""By the letters."""
 
 
 def main() -> None:
@@ -152,7 +139,7 @@ def measure(*, quick: bool = False) -> dict[str, Any]:
             "rounds": ROUNDS,
             "shown": SHOWN,
             "settings": {name: asdict(setting) for name, setting in settings.items()},
-            "short": SHORT,
+            "short": [*SHORT, *sorted({text for each in registry.methods().values() for text in each.quick})],
         },
         "letters": LETTERS,
         "runs": runs,
@@ -160,240 +147,7 @@ def measure(*, quick: bool = False) -> dict[str, Any]:
     }
 
 
-# ---------------------------------------------------------------------- the papers' formulas
-
-
-@dataclass(frozen=True)
-class Term:
-    """A number of values, as a product of letters, and their dtype; or of bits, in whole bytes.
-
-    >>> Term("N·D", "float32").text, Term("N·D", "float32").nbytes({"N": 10, "D": 3})
-    ('4·N·D', 120)
-    >>> Term("N", "bits").text, Term("N", "bits").nbytes({"N": 17})
-    ('⌈N/8⌉', 3)
-    """
-
-    letters: str
-    dtype: str = "float32"
-
-    @property
-    def text(self) -> str:
-        if self.dtype == "bits":
-            return f"⌈{self.letters}/8⌉"
-        return "·".join([str(np.dtype(self.dtype).itemsize), *filter(None, [self.letters])])
-
-    def nbytes(self, sizes: Sizes) -> int:
-        letters = self.letters.split("·") if self.letters else []
-        count = math.prod(sizes[letter] for letter in letters)
-        return -(-count // 8) if self.dtype == "bits" else np.dtype(self.dtype).itemsize * count
-
-
-@dataclass(frozen=True)
-class Sent:
-    """One part of a message: what the paper sends in it, and what we send beside that.
-
-    ``part`` is ``weights`` (arrays) or ``knowledge`` (the payload). ``when`` is ``all``, ``later`` (from round 2)
-    or ``last``. ``source`` is where the paper says so.
-    """
-
-    phase: str
-    direction: str
-    part: str
-    terms: tuple[Term, ...]
-    source: str
-    beside: tuple[tuple[str, Term], ...] = ()
-    when: str = "all"
-
-    @property
-    def text(self) -> str:
-        return " + ".join(term.text for term in self.terms) or "–"
-
-    def paper(self, sizes: Sizes) -> int:
-        """Return the bytes of the paper's formula."""
-        return sum(term.nbytes(sizes) for term in self.terms)
-
-    def others(self, sizes: Sizes) -> dict[str, int]:
-        """Return by name the bytes that are sent beside that, where there are any."""
-        found: dict[str, int] = {}
-        for name, term in self.beside:
-            found[name] = found.get(name, 0) + term.nbytes(sizes)
-        return {name: nbytes for name, nbytes in found.items() if nbytes}
-
-    def in_round(self, number: int, rounds: int) -> bool:
-        """Say whether it is sent in a round."""
-        return {"all": True, "later": number > 1, "last": number == rounds}[self.when]
-
-
-def weights(phase: str, direction: str, source: str, *, copies: str = "", when: str = "all") -> Sent:
-    """Return one model, or with ``copies`` one more than that letter says."""
-    times = [""] if not copies else [f"{copies}·", ""]
-    beside = [
-        (name, Term(f"{each}{letter}", dtype))
-        for each in times
-        for name, letter, dtype in (
-            ("BatchNorm statistics", "B", "float32"),
-            ("BatchNorm counters", "L", "int64"),
-        )
-    ]
-    terms = tuple(Term(f"{each}W") for each in times)
-    return Sent(phase, direction, "weights", terms, source, tuple(beside), when)
-
-
-PER_CLASS = (("classes", Term("C", "bits")), ("counts", Term("K", "int64")))
-"""Beside class knowledge: which classes there are, and of how many samples."""
-
-
-def averaging(source: str) -> tuple[Sent, ...]:
-    """Return FedAvg's: the model down, the model up. W values each."""
-    return weights("train", "down", source), weights("train", "up", source)
-
-
-def fedavg() -> tuple[Sent, ...]:
-    return averaging("McMahan et al. 2017, algorithm 1")
-
-
-def fedprox() -> tuple[Sent, ...]:
-    return averaging("Li et al. 2020, algorithm 2")
-
-
-def feddf() -> tuple[Sent, ...]:
-    return averaging("Lin et al. 2020, algorithm 1: soft labels are made at the server")
-
-
-def pfeddf() -> tuple[Sent, ...]:
-    """FedDF's, W of the client's own group; in the end each client fine-tunes the prototype of the last round."""
-    source = "Lin et al. 2020, for models of several kinds: each client its group's"
-    tune = weights(
-        "finetune", "down", "KT-pFL's paper, footnote 3: the prototypes of the last round", when="last"
-    )
-    return *averaging(source), tune
-
-
-def fedhyb() -> tuple[Sent, ...]:
-    return averaging("FedHyb, algorithm 1, steps 6 and 8: predictions and features are made at the server")
-
-
-def fedproto() -> tuple[Sent, ...]:
-    """A mean feature vector per class, up and down: K·D values."""
-    source = "Tan et al. 2022, algorithm 1; FedHKD's section 3.2: means of representations only"
-    return (
-        Sent("train", "down", "knowledge", (Term("K·D"),), source, PER_CLASS, when="later"),
-        Sent("train", "up", "knowledge", (Term("K·D"),), source, PER_CLASS),
-    )
-
-
-def fedgkt() -> tuple[Sent, ...]:
-    """Features, logits and labels of each sample up: N·D + N·C + N values; logits down: N·C."""
-    numbers = (("sample numbers", Term("N", "int64")),)
-    up = (Term("N·D"), Term("N·C"), Term("N", "int64"))
-    source = "FedDKC, algorithm 1, step {}; section 2.1, after FedGKT"
-    return (
-        Sent("train", "down", "knowledge", (Term("N·C"),), source.format("1.7"), when="later"),
-        Sent("train", "up", "knowledge", up, source.format("1.3"), numbers),
-    )
-
-
-def fedhkd() -> tuple[Sent, ...]:
-    """The model, and per class a mean representation and a mean soft prediction: W + K·D + K·C values each way."""
-    terms = (Term("K·D"), Term("K·C"))
-    down, up = (f"FedHKD, algorithm 1, step {step}" for step in ("5", "20"))
-    return (
-        weights("train", "down", down),
-        Sent("train", "down", "knowledge", terms, f"{down}; equation 9", PER_CLASS, when="later"),
-        weights("train", "up", up),
-        Sent("train", "up", "knowledge", terms, f"{up}; equation 4", PER_CLASS),
-    )
-
-
-def fedhead() -> tuple[Sent, ...]:
-    """The model down and up; a leader is sent z, S models and S weights, and sends the distilled model.
-
-    In the paper clients send their models to the leader themselves; here they pass the server. The leader's own is
-    among the S. The mean of a sector (step 11, W values up from each leader) is made at the server, and not sent.
-    """
-    return (
-        weights("train", "down", "FedHEAD, algorithm 1, steps 21 and 23"),
-        weights("train", "up", "FedHEAD, algorithm 1, step 8"),
-        weights("distill", "down", "FedHEAD, algorithm 1, steps 8 and 14", copies="S"),
-        Sent("distill", "down", "knowledge", (Term("S", "float64"),), "FedHEAD, algorithm 1, step 5"),
-        weights("distill", "up", "FedHEAD, algorithm 1, step 18"),
-    )
-
-
-def public(down: str, up: str) -> tuple[Sent, ...]:
-    """Return soft predictions of public samples up, and targets for them down: P·C values each way."""
-    which = (("positions", Term("A", "bits")),)
-    digest = (("digest of the public data", Term("", "S64")),)
-    samples = "the paper does not say how a client knows the round's public samples"
-    return (
-        Sent("train", "down", "knowledge", (), samples, which + digest),
-        Sent("train", "up", "knowledge", (Term("P·C"),), up),
-        Sent("distill", "down", "knowledge", (Term("P·C"),), down, which),
-    )
-
-
-def fedmd() -> tuple[Sent, ...]:
-    return public("Li and Wang 2019, algorithm 1: Distribute", "Li and Wang 2019, algorithm 1: Communicate")
-
-
-def ktpfl() -> tuple[Sent, ...]:
-    """As in figure 1. Algorithm 1 also distributes the matrix; by its text only the server needs it.
-
-    Figure 5 counts public data that is at the server, and sent: that is ``public-at=server``, not measured here.
-    """
-    return public("KT-pFL, figure 1, step 5; equation 2", "KT-pFL, figure 1, step 3")
-
-
-def ktpfl_weights() -> tuple[Sent, ...]:
-    """The model up, the personal global model down: W values each."""
-    up = weights("train", "up", "KT-pFL, appendix C: after uploading local model parameters")
-    return up, weights("distill", "down", "KT-pFL, appendix C, equation 10")
-
-
-FORMULAS: dict[str, Callable[[], tuple[Sent, ...]]] = {
-    "fedavg": fedavg,
-    "feddf": feddf,
-    "feddkc-kkr": fedgkt,
-    "feddkc-skr": fedgkt,
-    "fedgkt": fedgkt,
-    "fedhead": fedhead,
-    "fedhead-plus": fedhead,
-    "fedhkd": fedhkd,
-    "fedhkd-star": fedhkd,
-    "fedhyb": fedhyb,
-    "fedhyb-1": fedhyb,
-    "fedhyb-2": fedhyb,
-    "fedhyb-3": fedhyb,
-    "fedhyb-star": fedhyb,
-    "fedmd": fedmd,
-    "fedproto": fedproto,
-    "fedprox": fedprox,
-    "ktpfl": ktpfl,
-    "ktpfl-weights": ktpfl_weights,
-    "pfeddf": pfeddf,
-    "sim-pfl": ktpfl,
-    "topk-pfl": ktpfl,
-}
-"""By method."""
-
-
 # ---------------------------------------------------------------------- runs
-
-
-@dataclass(frozen=True)
-class Note:
-    """The size of one message; ``phase`` is ``handshake`` before the rounds, which are from 1."""
-
-    round: int
-    phase: str
-    direction: str
-    client: int
-    parts: Mapping[str, int] = field(default_factory=dict)
-    wire: int = 0
-
-    @property
-    def counted(self) -> int:
-        return sum(self.parts.values())
 
 
 @contextmanager
@@ -401,45 +155,12 @@ def measuring() -> Iterator[list[Note]]:
     """Let simulations note the size of each message on its way."""
     notes: list[Note] = []
 
-    class MeasuringGrid(InlineGrid):
+    class SharedNotes(MeasuringGrid):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
-            self.phases: dict[str, str] = {}
+            self.notes = notes
 
-        def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-            sent = list(messages)
-            ids = list(super().push_messages(sent))
-            for message_id, message in zip(ids, sent, strict=True):
-                config = message.content.config_records.get("fitins.config", {})
-                self.phases[message_id] = str(config.get(flower_records.PHASE, "handshake"))
-                self.note(message, self.phases[message_id], "down", message.metadata.dst_node_id)
-            return ids
-
-        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-            found = list(super().pull_messages(message_ids))
-            for message in found:
-                if message.has_error():
-                    raise RuntimeError(f"a client failed: {message.error.reason}")
-                phase = self.phases[message.metadata.reply_to_message_id]
-                self.note(message, phase, "up", message.metadata.src_node_id)
-            return found
-
-        def note(self, message: Message, phase: str, direction: str, node_id: int) -> None:
-            content = message.content
-            weights = sum(len(a.data) for record in content.array_records.values() for a in record.values())
-            parts = {"weights": weights, "knowledge": flower_records.nbytes(content) - weights}
-            notes.append(
-                Note(
-                    round=int(message.metadata.group_id or 0),
-                    phase=phase,
-                    direction=direction,
-                    client=int(self.contexts[node_id].node_config["partition-id"]),
-                    parts={name: nbytes for name, nbytes in parts.items() if nbytes},
-                    wire=message_to_proto(message).ByteSize(),
-                )
-            )
-
-    with mock.patch.object(inline_grid, "InlineGrid", MeasuringGrid):
+    with mock.patch.object(runner, "InlineGrid", SharedNotes):
         yield notes
 
 
@@ -450,10 +171,12 @@ def of_setting(method: Method, setting: Setting) -> tuple[Experiment, MethodConf
         # Models that are split elsewhere, and whose features are maps: the method's own.
         values |= {"model": None, "feature_dim": None}
     experiment = Experiment(rounds=ROUNDS, backend="inline", workers=1, device="cpu", **values)
-    there = {each.name for each in fields(method.config_class)}
-    given = {name: value for name, value in {**SHORT, **setting.hyperparameters}.items() if name in there}
+    known = method.config_class.field_types()
+    given = {name: value for name, value in setting.hyperparameters.items() if name in known}
     texts = [f"{name.replace('_', '-')}={str(value).lower()}" for name, value in given.items()]
-    return experiment.of(method), method.config(texts)
+    # Without what a simulation sets besides, which is for its own measurements.
+    config = method.config_class.from_texts([*SHORT, *method.quick, *texts], **method.fixed)
+    return experiment.of(method), config
 
 
 def run(method: Method, experiment: Experiment, config: MethodConfig) -> dict[str, Any]:
@@ -468,14 +191,14 @@ def run(method: Method, experiment: Experiment, config: MethodConfig) -> dict[st
     RuntimeError
         If a client fails, or the strategy counts other bytes than were sent.
     """
-    if method.name not in FORMULAS:
+    sent = method.sent
+    if not sent:
         raise LookupError(f"{method.name} has no formula")
-    sent = FORMULAS[method.name]()
     rounds: list[RoundStats] = []
     with measuring() as notes:
         runner.run(method, experiment, config, on_round=rounds.append)
     sizes = {
-        (client, way): sizes_of(method, experiment, config, client, way)
+        (client, way): letters_of(method, experiment, config, client, way)
         for client in range(experiment.clients)
         for way in ("down", "up")
     }
@@ -508,35 +231,15 @@ def run(method: Method, experiment: Experiment, config: MethodConfig) -> dict[st
     }
 
 
-def sizes_of(
+def letters_of(
     method: Method, experiment: Experiment, config: MethodConfig, client: int, direction: str
 ) -> dict[str, int]:
     """Return what the letters stand for, for what a client is sent or sends; from data and model alone."""
-    network = experiment.build_model(client)
     bundle, splits = data.bundle_of(experiment), data.client_splits(experiment)
-    labels = [bundle.train.y.numpy()[train] for train, _ in splits]
-    counts = [np.bincount(mine, minlength=bundle.num_classes) for mine in labels]
-    threshold = getattr(config, "threshold", 0.0)
-    known = [(each > 0) & (each >= threshold * each.sum() - 1e-9) for each in counts]
-    features = getattr(network, "feature_shape", None) or (network.feature_dim,)
-    buffers = list(network.buffers())
-    found = {
-        "W": sum(p.numel() for p in network.parameters()),
-        "C": bundle.num_classes,
-        "D": math.prod(features),
-        "N": len(labels[client]),
-        "K": int((known[client] if direction == "up" else np.any(known, axis=0)).sum()),
-        "B": sum(b.numel() for b in buffers if b.is_floating_point()),
-        "L": sum(b.numel() for b in buffers if not b.is_floating_point()),
-    }
-    if method.public_at == "clients":
-        found["A"] = len(data.public_of(experiment))
-        found["P"] = min(int(config.public_samples), found["A"])
-    if hasattr(config, "sectors"):
-        found["S"], left = divmod(experiment.clients, int(config.sectors))
-        if left:
-            raise ValueError("sectors must have the same number of clients")
-    return found
+    labels = bundle.train.y.numpy()
+    counts = [np.bincount(labels[train], minlength=bundle.num_classes).tolist() for train, _ in splits]
+    public = len(data.public_of(experiment)) if method.public_at == "clients" else 0
+    return sizes_of(method, config, experiment.build_model(client), counts, client, direction, public)
 
 
 def round_row(
@@ -573,7 +276,7 @@ def message_row(
     ``above`` is the share by which what was counted is above the formula, None where that is nothing. ``excess`` is
     by how many bytes the worst of those above :data:`LARGE` is over what is allowed: 0 or less where all are within
     it, None where there are none. ``over`` says whether one is over, None likewise. ``headers`` is the most that is
-    in neither formula nor ``beside``.
+    in neither formula nor ``beside``; for weights those of each array.
     """
     every = [
         (note, sizes[note.client, sent.direction])
