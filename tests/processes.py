@@ -1,8 +1,9 @@
-"""Processes of the tests' own: found by a mark in their environment, and ended, whatever becomes of the tests."""
+"""Processes of the tests: marked in their environment, and ended however the test ends."""
 
 from __future__ import annotations
 
 import os
+import random
 import re
 import signal
 import socket
@@ -17,11 +18,18 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 PROGRAMS = Path(sys.executable).parent
 MARK = "FLWR_KD_TESTS"
-"""The variable by which all processes of one folder are found, their children's children, too."""
+"""The variable that names the folder of a process. Processes that it starts inherit it."""
+PATIENCE = 600.0
+"""Seconds after which a condition counts as never met.
+
+It ends tests that hang, and says nothing about speed: on a loaded machine, what takes seconds may take minutes.
+"""
+SIGNAL_SECONDS = 15.0
+"""Seconds that processes have to end after a signal, before they get a stronger one."""
 
 
-def wait_for(ready: Callable[[], Any], what: str, seconds: float, pause: float = 0.2) -> Any:
-    """Ask until the answer is true, and return it."""
+def wait_for(ready: Callable[[], Any], what: str, seconds: float = PATIENCE, pause: float = 0.2) -> Any:
+    """Call ``ready`` until it returns something true, and return that."""
     end = time.monotonic() + seconds
     while not (answer := ready()):
         if time.monotonic() > end:
@@ -31,23 +39,24 @@ def wait_for(ready: Callable[[], Any], what: str, seconds: float, pause: float =
 
 
 def free_port(following: int = 0) -> int:
-    """Return a free port, after which so many others are free, too."""
+    """Return a free port of the loopback interface that is followed by ``following`` more free ports.
+
+    It is drawn at random below the ports that the system gives to outgoing connections, so that neither these nor
+    tests that run at the same time take it before the program that it is for has started.
+    """
     while True:
+        first = random.SystemRandom().randrange(10_000, 32_000)
         with ExitStack() as sockets:
-            first = 0
             try:
-                for index in range(following + 1):
-                    taken = sockets.enter_context(socket.socket())
-                    taken.bind(("127.0.0.1", first and first + index))
-                    first = first or taken.getsockname()[1]
-            # The next is not free, or there is none.
-            except (OSError, OverflowError):
+                for port in range(first, first + following + 1):
+                    sockets.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            except OSError:
                 continue
-            return int(first)
+            return first
 
 
 def living() -> Iterator[tuple[int, int]]:
-    """Return process and session of all processes that have not ended."""
+    """Yield process id and session of each process that has not ended."""
     for entry in Path("/proc").glob("[0-9]*/stat"):
         try:
             state, _, _, session = entry.read_text().rpartition(")")[2].split()[:4]
@@ -59,22 +68,22 @@ def living() -> Iterator[tuple[int, int]]:
 
 def sessions_of(mark: Path) -> set[int]:
     """Return the sessions of all processes that were started with this folder's mark."""
-    found = set()
+    sessions = set()
     for pid, session in living():
         try:
             values = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
         except OSError:
             continue
         if f"{MARK}={mark}".encode() in values:
-            found.add(session)
-    return found - {os.getsid(0)}
+            sessions.add(session)
+    return sessions - {os.getsid(0)}
 
 
 def start_environment(folder: Path) -> dict[str, str]:
-    """Return what all of a folder's processes start with: a home there, this Python's programs, no GPU."""
+    """Return the environment of all processes of a folder: a home in it, this Python's programs, no GPU."""
     home = folder / "home"
     home.mkdir(parents=True, exist_ok=True)
-    found = {
+    environment = {
         **os.environ,
         MARK: str(folder),
         "HOME": str(home),
@@ -85,15 +94,16 @@ def start_environment(folder: Path) -> dict[str, str]:
         "CUDA_VISIBLE_DEVICES": "",
     }
     if sys.dont_write_bytecode:
-        # A dozen processes would each compile torch, Ray and Flower anew; so none writes beside the sources.
+        # Otherwise each of a dozen processes would compile PyTorch, Ray and Flower. Nothing is written beside the
+        # sources.
         cache = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(ROOT / ".cache" / "pycache")}
-        found |= cache
-    return found
+        environment |= cache
+    return environment
 
 
 def end_all(folder: Path) -> None:
-    """Tell all processes of a folder to end, end those that do not, and check that none is left."""
-    # Before they end: Ray's processes change their names, and with them lose what tells whose they are.
+    """End all processes of a folder, by force where they do not end in order, and check that none is left."""
+    # Read before any of them ends: Ray's processes change their names, and lose their environment with that.
     sessions = sessions_of(folder)
 
     def left() -> list[int]:
@@ -104,15 +114,16 @@ def end_all(folder: Path) -> None:
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
         with suppress(TimeoutError):
-            wait_for(lambda: not left(), "processes ending", 15)
-    assert not left(), f"processes are left: {left()}"
+            wait_for(lambda: not left(), "processes ending", SIGNAL_SECONDS)
+    # Nothing survives SIGKILL, but on a loaded machine the end may take long.
+    wait_for(lambda: not left(), f"the end of processes {left()}")
     assert not sessions_of(folder), f"processes were started while the others ended: {sessions_of(folder)}"
 
 
 @contextmanager
 def guarded(folder: Path) -> Iterator[None]:
     """End all of a folder's processes after the block, and also when this process is killed inside it."""
-    # It waits for its input's end, which comes when the last that could write to it has ended: this process.
+    # The guard waits for the end of its input, which comes when this process has ended: no other writes to it.
     guard = subprocess.Popen(
         [sys.executable, "-IS", __file__, str(folder)], stdin=subprocess.PIPE, start_new_session=True
     )
@@ -124,7 +135,7 @@ def guarded(folder: Path) -> Iterator[None]:
         finally:
             assert guard.stdin is not None
             guard.stdin.close()
-            guard.wait(60)
+            guard.wait(PATIENCE)
 
 
 class Process:
@@ -159,42 +170,42 @@ class Process:
         """None while it runs."""
         return self._popen.poll()
 
-    def wait_for_log(self, pattern: str, seconds: float = 60) -> re.Match[str]:
-        """Wait until it prints something; fail at once when it has ended without."""
+    def wait_for_log(self, pattern: str) -> re.Match[str]:
+        """Wait until it prints something that matches; fail at once when it has ended without."""
 
-        def found() -> re.Match[str] | None:
+        def search() -> re.Match[str] | None:
             ended = self.returncode is not None
             match = re.search(pattern, self.log, flags=re.MULTILINE)
             assert match or not ended, f"it ended without printing {pattern}:\n{self.log[-5000:]}"
             return match
 
         try:
-            return wait_for(found, pattern, seconds)  # type: ignore[no-any-return]
+            return wait_for(search, pattern)  # type: ignore[no-any-return]
         except TimeoutError as error:
             raise TimeoutError(f"{error}:\n{self.log[-5000:]}") from None
 
     def send(self, number: int) -> None:
+        """Send it a signal if it runs."""
         if self.returncode is None:
             os.kill(self.pid, number)
 
-    def wait_alone(self, seconds: float = 30) -> int:
-        """Wait for its end, whatever it has started; return its exit status."""
+    def wait_alone(self, seconds: float = PATIENCE) -> int:
+        """Wait for its end, but not for what it has started; return its exit status."""
         return self._popen.wait(seconds)
 
-    def wait(self, seconds: float = 30) -> int:
-        """Wait for its end, and for that of all that it has started; return its exit status."""
-        found = self.wait_alone(seconds)
+    def wait(self, seconds: float = PATIENCE) -> int:
+        """Wait for its end and the end of all that it has started; return its exit status."""
+        status = self.wait_alone(seconds)
         wait_for(
             lambda: all(session != self.pid for _, session in living()),
             f"the end of what {self.log_file.stem} has started",
-            seconds,
         )
-        return found
+        return status
 
-    def end(self, number: int = signal.SIGTERM, seconds: float = 30) -> int:
-        """Send it a signal, and wait for its end and for that of all that it has started."""
+    def end(self, number: int = signal.SIGTERM) -> int:
+        """Send it a signal, and wait as :meth:`wait` does."""
         self.send(number)
-        return self.wait(seconds)
+        return self.wait()
 
 
 if __name__ == "__main__":

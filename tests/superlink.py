@@ -1,4 +1,4 @@
-"""A SuperLink of the tests' own, SuperNodes, and runs on them: real processes, on loopback only."""
+"""A SuperLink, SuperNodes and runs for tests: real processes, on the loopback interface only."""
 
 from __future__ import annotations
 
@@ -16,7 +16,16 @@ from typing import Any, Self
 import pytest
 
 from flwr_kd.results import files, schema
-from tests.processes import PROGRAMS, Process, free_port, guarded, living, start_environment, wait_for
+from tests.processes import (
+    PATIENCE,
+    PROGRAMS,
+    Process,
+    free_port,
+    guarded,
+    living,
+    start_environment,
+    wait_for,
+)
 
 __all__ = ["Deployment", "Run", "SuperLink", "SuperNode", "living", "wait_for"]
 
@@ -27,7 +36,7 @@ class Run:
     def __init__(self, link: SuperLink, stream: Process, out: Path) -> None:
         self.link, self.stream, self.out = link, stream, out
         self.status: str | None = None
-        """How it ended, once :meth:`wait` has seen it."""
+        """Its final status, once :meth:`wait` has returned."""
         self.run_id = stream.wait_for_log(r"started run (\d+)")[1]
 
     @property
@@ -35,53 +44,53 @@ class Run:
         """What the ServerApp has logged so far."""
         return self.stream.log
 
-    def wait_for_log(self, pattern: str, seconds: float = 120) -> re.Match[str]:
-        """Wait until the ServerApp logs something, for example ``r"\\[ROUND 2/"``."""
-        return self.stream.wait_for_log(pattern, seconds)
+    def wait_for_log(self, pattern: str) -> re.Match[str]:
+        """Wait until the ServerApp logs something that matches, for example ``r"\\[ROUND 2/"``."""
+        return self.stream.wait_for_log(pattern)
 
     def entry(self) -> dict[str, Any]:
-        """Return the run as ``flwr ls --format json`` has it."""
-        (found,) = self.link.json("ls", "--run-id", self.run_id)["runs"]
-        return dict(found)
+        """Return the run's entry in ``flwr ls --format json``."""
+        (entry,) = self.link.json("ls", "--run-id", self.run_id)["runs"]
+        return dict(entry)
 
-    def wait(self, seconds: float = 300) -> str:
-        """Wait for the run's end, and return its status: ``finished:completed`` where all went well."""
+    def wait(self, seconds: float = PATIENCE) -> str:
+        """Wait for the run's end, and return its status, which is ``finished:completed`` after a success."""
         try:
             self.stream.wait(seconds)
         except subprocess.TimeoutExpired as error:
             raise TimeoutError(f"the run did not end within {seconds:g} s:\n{self.log[-5000:]}") from error
 
-        # The exit status is 0 however the run ended, and the stream may end before the run is entered as ended.
+        # The exit status of the stream is always 0, and it may end before the SuperLink has stored the run's end.
         def ended() -> str | None:
             status = str(self.entry()["status"])
             return status if status.startswith("finished") else None
 
-        self.status = str(wait_for(ended, "the run's end", 60, pause=1))
+        self.status = str(wait_for(ended, "the run's end", pause=1))
         return self.status
 
     def result(self) -> schema.Comparison:
-        """Wait for the run's end, and read what it has saved."""
+        """Wait for the run's success, and read the result that it has saved."""
         status = self.wait()
         assert status == "finished:completed", f"{status}\n{self.log[-5000:]}"
         return files.load(self.out)
 
 
 class SuperLink:
-    """A SuperLink in a folder of its own; within ``with`` it is there, and after it nothing is left.
+    """A SuperLink in a folder of its own, which runs inside a ``with`` block and leaves nothing behind.
 
     Parameters
     ----------
     folder : Path
-        Empty; its home, its logs and its runs' results are there.
+        Empty folder for its home, its logs and the results of its runs.
     *options : str
-        Of ``flower-superlink``.
+        Options of ``flower-superlink``.
     environment : mapping of str
-        Further variables of all processes; None takes one away.
+        Further variables of all processes. None removes a variable.
     """
 
     def __init__(self, folder: Path, *options: str, environment: Mapping[str, str | None]) -> None:
         if not Path("/proc/self/stat").exists():
-            pytest.skip("without /proc, processes that are left could not be found and ended")
+            pytest.skip("without /proc, processes that are left behind cannot be found and ended")
         self.folder, self.port = folder, free_port()
         self.runs: list[Run] = []
         merged: dict[str, str | None] = {**start_environment(folder), **environment}
@@ -103,7 +112,7 @@ class SuperLink:
         self._guard.close()
 
     def begin(self) -> None:
-        """Start it, and wait until it answers."""
+        """Start it, and wait until it replies."""
         self.process = self.start(
             "superlink",
             "flower-superlink",
@@ -113,10 +122,10 @@ class SuperLink:
             f"--port={self.port}",
             *self._options,
         )
-        wait_for(self.healthy, "the SuperLink's start", 60)
+        wait_for(self.healthy, "the SuperLink's start")
 
     def start(self, name: str, *command: Any, environment: Mapping[str, str] | None = None) -> Process:
-        """Start one of this environment's programs in the background; it ends with the SuperLink."""
+        """Start one of this environment's programs in the background. It is ended with the SuperLink."""
         program, *arguments = command
         return Process(
             [PROGRAMS / program, *arguments],
@@ -125,27 +134,29 @@ class SuperLink:
         )
 
     def healthy(self) -> bool:
+        """Say whether it replies; fail if it has ended."""
         assert self.process.returncode is None, f"the SuperLink ended:\n{self.process.log}"
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=2) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=10) as answer:
                 return bool(answer.status == 200)
         except (urllib.error.URLError, ConnectionError, TimeoutError):
             return False
 
-    def flwr(self, *arguments: str, timeout: float = 60) -> str:
-        """Run a ``flwr`` command to its end, and return what it printed."""
+    def flwr(self, *arguments: str, check: bool = True) -> str:
+        """Run a ``flwr`` command to its end, and return its output; fail where it fails, if ``check``."""
         done = subprocess.run(
             [PROGRAMS / "flwr", *arguments],
             env=self.environment,
             capture_output=True,
             text=True,
-            timeout=timeout,
+            timeout=PATIENCE,
             check=False,
         )
-        assert done.returncode == 0, done.stdout + done.stderr
+        assert not check or done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
     def json(self, *arguments: str) -> dict[str, Any]:
+        """Run a ``flwr`` command that prints JSON."""
         return dict(json.loads(self.flwr(*arguments, "--format", "json")))
 
     def submit(self, app: Path, settings: Mapping[str, Any], *options: str, out: Path | None = None) -> Run:
@@ -156,11 +167,11 @@ class SuperLink:
         app : Path
             The app's folder.
         settings : mapping
-            Its run config; ``out`` is added.
+            Its run config, to which ``out`` is added.
         *options : str
             Further options of ``flwr run``.
         out : Path, optional
-            Where the result goes; a new folder if None.
+            Folder of the result; a new one if None.
         """
         name = f"run-{len(self.runs)}"
         out = out or self.folder / name
@@ -173,23 +184,23 @@ class SuperLink:
 
 
 class SuperNode:
-    """A SuperNode of a :class:`Deployment`; what it is started with may be changed between two starts.
+    """A SuperNode of a :class:`Deployment`. Its config and environment may change between two starts.
 
     Attributes
     ----------
     config : dict
         The node config: ``partition-id``, ``num-partitions``, ``state-dir`` and what the test adds.
     environment : dict
-        Further variables of its processes, its clients' among them.
+        Further variables of its processes and of its clients.
     state_dir : Path
-        Where its clients keep their models.
+        Folder in which its clients keep their models.
     """
 
     def __init__(self, link: Deployment, name: str, config: Mapping[str, Any]) -> None:
         self.link, self.name, self.config = link, name, dict(config)
         self.folder = link.folder / name
         self.folder.mkdir()
-        # As on a machine of its own: two that install an app into the same folder at once get in each other's way.
+        # As on a machine of its own: SuperNodes that install an app into one folder at once disturb each other.
         self.environment = {"FLWR_HOME": str(self.folder / ".flwr")}
         self.state_dir = self.folder / "state"
         self.config.setdefault("state-dir", str(self.state_dir))
@@ -210,16 +221,16 @@ class SuperNode:
 
     @property
     def log(self) -> str:
-        """What it and its clients have printed, over all its starts."""
+        """All that it and its clients have printed since its first start."""
         return self.process.log
 
     @property
     def node_id(self) -> int:
-        """Flower's id of its last start, once it is online."""
+        """Flower's id for it since its last start, once it is online."""
         return int(re.findall(r"SuperNode ID: (\d+)", self.log)[-1])
 
     def start(self, *options: str) -> SuperNode:
-        """Start it, without waiting for the SuperLink to take it."""
+        """Start it, without waiting until it is online."""
         assert not self.running, f"{self.name} is running"
         values = " ".join(f"{key}={json.dumps(value)}" for key, value in self.config.items())
         self._before = len(re.findall(r"SuperNode ID: \d+", self.log)) if self._process else 0
@@ -235,47 +246,47 @@ class SuperNode:
         )
         return self
 
-    def wait_online(self, seconds: float = 60) -> SuperNode:
-        """Wait until the SuperLink has given it an id, from when on it takes part."""
+    def wait_online(self) -> SuperNode:
+        """Wait until the SuperLink has given it an id. From then on it takes part in runs."""
         ids = rf"(?s)(?:SuperNode ID: \d+.*?){{{self._before + 1}}}"
-        self.process.wait_for_log(ids, seconds)
+        self.process.wait_for_log(ids)
         return self
 
     def stop(self) -> None:
-        """End it in order: it takes its leave from the SuperLink."""
+        """End it in order: it signs off at the SuperLink."""
         self.process.end(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End it as a crash does: the SuperLink takes it for online until its heartbeats are missed."""
+        """End it as a crash does: the SuperLink counts it as online until heartbeats are missed."""
         self.process.end(signal.SIGKILL)
 
     def restart(self, **environment: str) -> SuperNode:
-        """Start it anew, stopped before if it still runs, and wait until it is online."""
+        """Stop it if it runs, start it again, and wait until it is online."""
         if self.running:
             self.stop()
         self.environment |= environment
         return self.start().wait_online()
 
     def clients(self) -> list[int]:
-        """Return the processes of the clients that it runs now; there is a new one for each message."""
-        found = []
+        """Return the processes of the clients that it runs now. Each message has a process of its own."""
+        clients = []
         for pid, session in living():
             with suppress(OSError):
                 words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
                 if session == self.pid and any(word.endswith(b"/flwr-clientapp") for word in words):
-                    found.append(pid)
-        return found
+                    clients.append(pid)
+        return clients
 
 
 class Deployment(SuperLink):
-    """A SuperLink with SuperNodes, one thread for torch in each process.
+    """A SuperLink with SuperNodes. Each process uses one thread for PyTorch.
 
     Parameters
     ----------
     folder : Path
-        Empty.
+        Empty folder for all its files.
     nodes : int
-        So many are there from the start; their partitions are ``0`` to ``nodes - 1``.
+        Number of SuperNodes that are started with it. Their partitions are ``0`` to ``nodes - 1``.
     """
 
     def __init__(self, folder: Path, nodes: int = 3, *options: str) -> None:
@@ -295,9 +306,9 @@ class Deployment(SuperLink):
         self._settled = self._state()
 
     def add(self, **config: Any) -> SuperNode:
-        """Start a further SuperNode with this node config, as ``add(partition_id=3, num_partitions=4)``.
+        """Start a further SuperNode with this node config, as in ``add(partition_id=3, num_partitions=4)``.
 
-        It may not be online yet: ``add(...).wait_online()``. A value of None leaves a key out.
+        It may not be online yet: ``add(...).wait_online()`` waits for that. A value of None leaves a key out.
         """
         named = {key.replace("_", "-"): value for key, value in config.items()}
         node = SuperNode(self, f"node-{len(self.nodes)}", named)
@@ -306,18 +317,19 @@ class Deployment(SuperLink):
         return node.start()
 
     def online(self) -> set[int]:
-        """Return the ids of the SuperNodes that the SuperLink takes for online."""
-        found = self.json("supernode", "ls")["nodes"]
-        return {int(node["node-id"]) for node in found if node["status"] == "online"}
+        """Return the ids of the SuperNodes that the SuperLink counts as online."""
+        nodes = self.json("supernode", "ls")["nodes"]
+        return {int(node["node-id"]) for node in nodes if node["status"] == "online"}
 
     def _state(self) -> list[tuple[int, bool]]:
         return [(node.pid, node.running) for node in self.nodes]
 
     def settle(self) -> None:
-        """Bring the SuperNodes of the start back, and end the others and all runs, for the next test."""
+        """Restore the first SuperNodes, and end the others and all runs, for the next test."""
         for run in self.runs:
             if run.status is None and not run.entry()["status"].startswith("finished"):
-                self.flwr("stop", run.run_id)
+                # It fails if the run has just ended by itself.
+                self.flwr("stop", run.run_id, check=False)
                 run.wait()
         if self._state() == self._settled:
             return
@@ -331,6 +343,6 @@ class Deployment(SuperLink):
         for node in kept:
             node.wait_online()
         expected = {node.node_id for node in kept}
-        # One that was killed counts as online until its heartbeats are missed for a minute.
-        wait_for(lambda: self.online() == expected, "only the first SuperNodes online", 120, pause=2)
+        # A SuperNode that was killed counts as online until its heartbeats are missed for a minute.
+        wait_for(lambda: self.online() == expected, "only the first SuperNodes online", pause=2)
         self._settled = self._state()

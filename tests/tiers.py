@@ -18,6 +18,10 @@ GROUP = "processes:"
 """Part of the group name of each test that starts processes, by which the scheduler recognises it."""
 
 
+PROCESS_TIMEOUT = 1500
+"""Seconds after which such a test ends as failed. What it waits for has a bound of its own."""
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("tiers", "tiers of the test suite")
     group.addoption(
@@ -54,6 +58,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             # A name may not have the brackets of parameters: pytest-xdist takes what follows them.
             name = GROUP if shared else GROUP + item.nodeid.replace("[", "(").replace("]", ")")
             item.add_marker(pytest.mark.xdist_group(name))
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(PROCESS_TIMEOUT))
 
 
 def further_variants(items: Sequence[pytest.Item]) -> Iterator[pytest.Item]:

@@ -1,4 +1,4 @@
-"""The apps as modules, and one SuperLink of the tests' own for all of their runs."""
+"""The apps as modules, and a SuperLink on which they run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from flwr_kd.results.schema import Comparison
 from tests.processes import ROOT
 from tests.superlink import SuperLink
 
-# Its assertions are explained as those of tests are.
+# So that pytest explains failed assertions in it.
 pytest.register_assert_rewrite("tests.apps.applications")
 
 
@@ -24,7 +24,7 @@ class Simulation(SuperLink):
     """A SuperLink with Flower's simulation runtime."""
 
     def __init__(self, folder: Path) -> None:
-        # The apps themselves see to the threads.
+        # The apps themselves set the number of threads.
         super().__init__(folder, "--simulation", environment={"OMP_NUM_THREADS": None})
 
     def run(self, app: Path, settings: Mapping[str, Any], clients: int) -> Comparison:
@@ -33,7 +33,7 @@ class Simulation(SuperLink):
         return self.submit(app, settings, "--federation-config", federation).result()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def superlink(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Simulation]:
     pytest.importorskip("ray", reason="a local simulation needs Ray")
     with Simulation(tmp_path_factory.mktemp("superlink")) as link:

@@ -56,7 +56,6 @@ def test_every_app_is_tested() -> None:
 
 @every
 @pytest.mark.flwr_run
-@pytest.mark.timeout(420)
 def test_flwr_run_gives_the_numbers_of_the_simulation(app: App, superlink: Any) -> None:
     same_as_simulated(app, superlink.run(app.folder, app.run_config(), CLIENTS))
 

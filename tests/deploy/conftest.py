@@ -1,4 +1,4 @@
-"""A SuperLink and three SuperNodes for all tests here, and others for those that break theirs."""
+"""A SuperLink with three SuperNodes for the tests of a worker, and others for tests that break theirs."""
 
 from __future__ import annotations
 
@@ -10,26 +10,27 @@ import pytest
 
 from tests.superlink import Deployment
 
-# Its assertions are explained as those of tests are.
+# So that pytest explains failed assertions in it.
 pytest.register_assert_rewrite("tests.apps.applications")
 
 
 @pytest.fixture(scope="session")
 def _deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    """Start it once for each worker of pytest-xdist: workers run such tests at the same time."""
     with Deployment(tmp_path_factory.mktemp("deployment")) as link:
         yield link
 
 
 @pytest.fixture
 def deployment(_deployment: Deployment) -> Iterator[Deployment]:
-    """Give the SuperLink with its three SuperNodes; what a test did to them is undone after it."""
+    """Yield the SuperLink with its three SuperNodes, and undo after each test what it did to them."""
     yield _deployment
     _deployment.settle()
 
 
 @pytest.fixture
 def new_deployment(tmp_path: Path) -> Iterator[Callable[..., Deployment]]:
-    """Start a SuperLink of a test's own: ``new_deployment(nodes=2)``."""
+    """Yield a function that starts a SuperLink for one test: ``new_deployment(nodes=2)``."""
     with ExitStack() as all_of_them:
         count = 0
 

@@ -1,4 +1,4 @@
-"""What real processes do to a run: each fault costs what docs/deploy.md says, and no more."""
+"""Faults of real processes: each costs a run what docs/deploy.md says, and no more."""
 
 from __future__ import annotations
 
@@ -22,25 +22,26 @@ from tests.superlink import Deployment, living, wait_for
 
 APP = Path(__file__).resolve().parent / "faulty"
 SEED = 5
-HEARTBEAT = 100.0
-"""Seconds within which Flower tells that a process or a SuperNode is gone; it needs up to 72 on a quiet machine."""
+TIMED_OUT = "did not answer in time"
+"""In the log where the timeout of a phase, and not Flower, ended the wait for a reply."""
 
-pytestmark = [pytest.mark.flwr_run, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.flwr_run
 
 
 def settings(faults: list[tuple[int, int, Any]] | None = None, **changes: Any) -> dict[str, Any]:
-    told = " ".join(f"{partition}@{server_round}@{kind}" for partition, server_round, kind in faults or [])
-    return {"faults": told, **{name.replace("_", "-"): value for name, value in changes.items()}}
+    """Return a run config with these faults, each of which is (partition, round, kind)."""
+    text = " ".join(f"{partition}@{server_round}@{kind}" for partition, server_round, kind in faults or [])
+    return {"faults": text, **{name.replace("_", "-"): value for name, value in changes.items()}}
 
 
-def told(comparison: Comparison) -> list[tuple[int, int]]:
+def counts(comparison: Comparison) -> list[tuple[int, int]]:
     """Return (participants, failures) by round."""
-    (found,) = comparison.runs
-    return [(r.participants, r.failures) for r in found.rounds]
+    (run,) = comparison.runs
+    return [(r.participants, r.failures) for r in run.rounds]
 
 
 def simulated(method: str, rounds: int, monkeypatch: pytest.MonkeyPatch, faults: dict[int, Fault]) -> Any:
-    """Return the run of the inline backend with the same partitions, whose clients fail alike."""
+    """Run the inline backend with the same partitions and the same faults, and return its result."""
     kind = registry.get(method)
     grid = InlineGrid.__init__
 
@@ -53,9 +54,9 @@ def simulated(method: str, rounds: int, monkeypatch: pytest.MonkeyPatch, faults:
 
 
 def same(comparison: Comparison, expected: Any, *, last: int) -> None:
-    """Compare the last rounds' numbers."""
-    (found,) = comparison.runs
-    pairs = list(zip(found.rounds[-last:], expected.rounds[-last:], strict=True))
+    """Compare the numbers of the last rounds."""
+    (run,) = comparison.runs
+    pairs = list(zip(run.rounds[-last:], expected.rounds[-last:], strict=True))
     assert len(pairs) == last
     for ours, theirs in pairs:
         assert ours.local_accuracy == pytest.approx(theirs.local_accuracy, abs=1e-6)
@@ -63,45 +64,53 @@ def same(comparison: Comparison, expected: Any, *, last: int) -> None:
         assert ours.clients == theirs.clients
 
 
+@pytest.mark.slow
 def test_clients_that_raise_or_end_their_process(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rounds 1 and 2 use the others' answers, once each is told in the log, and round 3 has all again."""
+    """Rounds 1 and 2 use the replies of the others, with a line in the log for each fault. Round 3 has all clients.
+
+    Slow, since Flower reports the end of a process only after heartbeats are missed.
+    """
     run = deployment.submit(APP, settings([(0, 1, "raise"), (1, 2, "exit")], num_server_rounds=3))
     result = run.result()
-    assert told(result) == [(2, 1), (2, 1), (3, 0)]
-    (line,) = re.findall(r"^.*no room on the device.*$", run.log, flags=re.MULTILINE)
-    assert (
-        f"node {deployment.nodes[0].node_id} (partition 0) failed: ValueError: no room on the device" in line
-    )
-    assert "a second line" not in run.log
+    assert counts(result) == [(2, 1), (2, 1), (3, 0)]
+    raised(run.log, deployment, times=1)
     (line,) = re.findall(r"^.*process died.*$", run.log, flags=re.MULTILINE)
     assert f"node {deployment.nodes[1].node_id} (partition 1) failed: its process died" in line
-    # The first is known at once, the second after Flower's own wait, long before the timeout of 300 s.
-    first, second, _ = (r.seconds for r in result.runs[0].rounds)
-    assert first < 60
-    assert 40 < second < HEARTBEAT
+    # Flower reports both faults. The run does not wait until the timeout of the phase.
+    assert TIMED_OUT not in run.log
     faults = {0: Fault("raise", frozenset({1})), 1: Fault("raise", frozenset({2}))}
     same(result, simulated("fedavg", 3, monkeypatch, faults), last=3)
+
+
+def raised(log: str, link: Deployment, times: int) -> None:
+    """Check that a client of partition 0 that raised is logged this many times, in one line each."""
+    lines = re.findall(r"^.*no room on the device.*$", log, flags=re.MULTILINE)
+    expected = f"node {link.nodes[0].node_id} (partition 0) failed: ValueError: no room on the device"
+    assert [expected in line for line in lines] == [True] * times
+    assert "a second line" not in log
 
 
 def test_a_straggler_is_not_counted_into_a_later_round(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """It answers round 1 in round 2: the numbers are those of a client that was silent in round 1.
+    """Its reply to round 2 comes in round 3: the numbers are those of a client that did not reply in round 2.
 
-    It is the first whose answer is asked for: those of the others are still there when its time is over.
+    The straggler is the first whose reply is fetched: the replies of the others are still there after the timeout,
+    which is a multiple of the duration of round 1.
     """
-    answer = tmp_path / "answer"
-    run = deployment.submit(APP, settings([(0, 1, answer)], timeout=40.0, num_server_rounds=2))
-    run.wait_for_log(r"\[ROUND 2/")
+    answer, folder = tmp_path / "answer", str(tmp_path / "checkpoint")
+    run = deployment.submit(
+        APP, settings([(0, 2, answer)], patience=5.0, checkpoint_dir=folder, num_server_rounds=3)
+    )
+    run.wait_for_log(r"\[ROUND 3/")
     answer.touch()
     result = run.result()
-    assert 40 <= result.runs[0].rounds[0].seconds < 70
-    assert told(result) == [(2, 1), (3, 0)]
-    (line,) = re.findall(r"^.*did not answer in time.*$", run.log, flags=re.MULTILINE)
+    assert counts(result) == [(2, 1), (3, 0)]
+    (line,) = re.findall(rf"^.*{TIMED_OUT}.*$", run.log, flags=re.MULTILINE)
     assert f"node {deployment.nodes[0].node_id} (partition 0)" in line
-    same(result, simulated("fedavg", 2, monkeypatch, {0: Fault("raise", frozenset({1}))}), last=2)
+    same(result, simulated("fedavg", 3, monkeypatch, {0: Fault("raise", frozenset({2}))}), last=2)
 
 
 def test_too_few_answers_end_the_run(deployment: Deployment) -> None:
@@ -112,34 +121,37 @@ def test_too_few_answers_end_the_run(deployment: Deployment) -> None:
     assert "VoidRoundsError: 2 rounds in a row were void: the last, round 3, had 2 usable answers" in run.log
     assert "[ROUND 4/" not in run.log
     assert not run.out.exists()
+    raised(run.log, deployment, times=2)
 
 
 def test_a_personal_model_of_300_mb(deployment: Deployment) -> None:
-    """Kept in a ``state-dir``; a SuperNode without one is refused before it trains."""
+    """It is kept in a ``state-dir``. A SuperNode without one is refused before it trains."""
     other = deployment.add(partition_id=3, num_partitions=4, state_dir=None).wait_online()
     folder = deployment.nodes[0].state_dir
-    # Of earlier runs, whose files stay.
+    # Files of earlier runs stay.
     before = set(folder.glob("run-*"))
     kept = deployment.submit(APP, settings([], method="fedproto", large=0, min_nodes=4, num_server_rounds=2))
-    assert told(kept.result()) == [(4, 0), (4, 0)]
+    assert counts(kept.result()) == [(4, 0), (4, 0)]
     sizes = [file.stat().st_size for file in set(folder.glob("run-*-node-0-*")) - before]
     assert len(sizes) == 2
     assert all(300_000_000 < size < 301_000_000 for size in sizes)
-    # With Flower's own state, which drops so much without a word, its second round would begin anew.
+    # Flower's own state drops 300 MB without a warning. With it the client would begin anew in round 2.
     assert "lost" not in kept.log
     refused = deployment.submit(APP, settings([], method="fedproto", large=3, num_server_rounds=1))
-    assert told(refused.result()) == [(3, 0)]
+    assert counts(refused.result()) == [(3, 0)]
     (line,) = re.findall(r"^.*is refused.*$", refused.log, flags=re.MULTILINE)
     assert f"node {other.node_id} is refused: a personal model of 300 MB is more than the 150 MB" in line
     assert "--node-config 'state-dir=" in line
 
 
+@pytest.mark.slow
 def test_nodes_come_late_and_are_killed_and_come_back(
     new_deployment: Callable[..., Deployment], tmp_path: Path
 ) -> None:
-    """A third SuperNode comes in round 1, is killed while it trains in round 3, and is back in round 4.
+    """A third SuperNode joins in round 1, is killed while it trains in round 3, and is back in round 4.
 
-    Without a ``state-dir`` it has lost its model, which is told apart from its first visit.
+    Without a ``state-dir`` it has lost its model, which the log does not confuse with its first visit. Slow, since
+    Flower reports a SuperNode as gone only after heartbeats are missed.
     """
     link = new_deployment(2)
     go_on, never = tmp_path / "go-on", tmp_path / "never"
@@ -152,13 +164,14 @@ def test_nodes_come_late_and_are_killed_and_come_back(
     first_id = late.node_id
     go_on.touch()
     run.wait_for_log(r"\[ROUND 3/")
-    wait_for(late.clients, "its training in round 3", 60)
+    wait_for(late.clients, "its training in round 3")
     kill(late)
     late.restart()
     assert late.node_id != first_id
     result = run.result()
-    assert told(result) == [(2, 0), (3, 0), (2, 1), (3, 0)]
-    assert result.runs[0].rounds[2].seconds < HEARTBEAT
+    assert counts(result) == [(2, 0), (3, 0), (2, 1), (3, 0)]
+    # Flower reports it. The run does not wait until the timeout of the phase.
+    assert TIMED_OUT not in run.log
     (line,) = re.findall(r"^.*SuperNode is gone.*$", run.log, flags=re.MULTILINE)
     assert f"node {first_id} (partition 2) failed: its SuperNode is gone" in line
     (line,) = re.findall(r"^.*lost its personal model.*$", run.log, flags=re.MULTILINE)
@@ -169,15 +182,15 @@ def test_nodes_come_late_and_are_killed_and_come_back(
 
 
 def kill(node: Any) -> None:
-    """End a SuperNode and its clients as a machine that loses its power does."""
+    """End a SuperNode and its clients at once, as a power failure does."""
     for pid in node.clients():
         os.kill(pid, signal.SIGKILL)
     node.kill()
 
 
 def server_app(link: Deployment) -> int:
-    """Return the process in which the ServerApp runs."""
-    found = []
+    """Return the id of the process in which the ServerApp runs."""
+    processes = []
     for pid, _ in living():
         try:
             words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
@@ -186,17 +199,17 @@ def server_app(link: Deployment) -> int:
             continue
         mine = f"FLWR_KD_TESTS={link.folder}".encode() in environment
         if mine and any(word.endswith(b"/flwr-serverapp") for word in words):
-            found.append(pid)
-    (pid,) = found
+            processes.append(pid)
+    (pid,) = processes
     return pid
 
 
 def test_a_killed_server_is_resumed(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Killed while round 3 goes on; a new ``flwr run`` ends with the numbers of an undisturbed one.
+    """The server is killed in round 3. A new ``flwr run`` ends with the numbers of an undisturbed one.
 
-    Client 1 had already trained in round 3: it begins that round again where it began it the first time.
+    Client 1 had already trained in round 3. It repeats that round from the same model as the first time.
     """
     go_on = tmp_path / "go-on"
     shared = {
@@ -207,20 +220,20 @@ def test_a_killed_server_is_resumed(
     broken = deployment.submit(APP, settings([(0, 3, go_on)], **shared))
     broken.wait_for_log(r"\[ROUND 3/")
     states = deployment.nodes[1].state_dir
-    wait_for(lambda: list(states.glob("run-*-node-1-round-3.*")), "client 1's round 3", 60)
+    wait_for(lambda: list(states.glob("run-*-node-1-round-3.*")), "client 1's round 3")
     os.kill(server_app(deployment), signal.SIGKILL)
     go_on.touch()
     assert broken.wait() == "finished:failed"
     resumed = deployment.submit(APP, settings([], resume=True, **shared))
     result = resumed.result()
     assert "Resuming after round 2" in resumed.log
-    assert told(result) == [(3, 0)]
+    assert counts(result) == [(3, 0)]
     assert "lost" not in resumed.log
     same(result, simulated("fedproto", 3, monkeypatch, {}), last=1)
 
 
 def test_the_partitions_are_those_of_the_simulation() -> None:
-    """What the comparisons above rest on: three clients with data each, of sizes that are not all alike."""
+    """The comparisons above need three clients that all have data."""
     splits = client_splits(Experiment(clients=3, seed=SEED))
     assert len(splits) == 3
     assert all(len(train) and len(test) for train, test in splits)

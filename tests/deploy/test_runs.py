@@ -1,4 +1,4 @@
-"""The apps, unchanged, on SuperNodes: their numbers are those of the simulation."""
+"""The apps, unchanged, give the numbers of the simulation on SuperNodes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from tests.superlink import Deployment
 
 
 @pytest.mark.flwr_run
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("app", [FEDHKD, FEDDKC, FEDHEAD, FEDHYB, KTPFL], ids=lambda app: app.name)
 def test_a_run_on_supernodes_gives_the_numbers_of_the_simulation(app: App, deployment: Deployment) -> None:
     same_as_simulated(app, deployment.submit(app.folder, app.run_config()).result())

@@ -1,4 +1,4 @@
-"""Clients of any method that raise, end their process, or wait, in the rounds that the run config names."""
+"""Clients of any method that raise, end their process or wait in the rounds that the run config names."""
 
 import os
 import time
@@ -12,11 +12,12 @@ from flwr.clientapp import ClientApp
 from flwr_kd import registry
 from flwr_kd.client.client import KDClient
 from flwr_kd.client.task import Answer, Task
-from flwr_kd.experiments.run_config import client_data
+from flwr_kd.experiments.run_config import ClientData, client_data
 
-PATIENCE = 300.0
+PATIENCE = 3600.0
+"""Seconds for which a client waits at most. It ends with its SuperNode in any case."""
 BALLAST = 75_000_000
-"""Numbers of float32: 300 MB."""
+"""Count of float32 numbers that make 300 MB."""
 
 
 def faulty(kind: type[KDClient], partition: int, faults: str, echo: bool) -> type[KDClient]:
@@ -44,10 +45,24 @@ def fail(kind: str) -> None:
         time.sleep(0.1)
 
 
+def kept_data(context: Context) -> ClientData:
+    """Return the client's model and data, which its SuperNode keeps in a file after the first message.
+
+    Each message has a process of its own. Without the file each would divide the data set, which takes as long as
+    the import of PyTorch.
+    """
+    file = Path(os.environ["FLWR_HOME"]) / f"data-{context.node_config['partition-id']}.pt"
+    if not file.exists():
+        new = file.with_name(f"{file.name}-{os.getpid()}")
+        torch.save(client_data(context), new)
+        new.replace(file)
+    return torch.load(file, weights_only=False)  # type: ignore[no-any-return]
+
+
 def client_fn(context: Context) -> Client:
     partition = int(context.node_config["partition-id"])
     method = registry.get(str(context.run_config["method"]))
-    model, train_set, test_set = client_data(context)
+    model, train_set, test_set = kept_data(context)
     if partition == context.run_config["large"]:
         model.register_buffer("ballast", torch.zeros(BALLAST))
     kind = faulty(
