@@ -4,26 +4,41 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 OLDEST := .venv-oldest
+NEWEST := .venv-newest
 
-.PHONY: help install demo test test-oldest results lint check clean
+# What all runs of the tests have in common. ARGS comes last: `make test ARGS="-k fedhkd"`. PyTorch gets one thread per
+# process, since tests run side by side already. The second half of the workers takes the tests that start processes,
+# which mostly wait (tests/tiers.py).
+pytest    = OMP_NUM_THREADS=1 $(1)/bin/python -m pytest --dist loadgroup $(2) $(ARGS)
+QUICK    := -n 2 -m "not slow and not program and not ray and not flwr_run" --variants one --mutations 50
+TEST     := -n 4 -m "not slow" --mutations 50
+SLOW     := -n 4 -m "slow or fuzz" --mutations 500
+COVERAGE := -n 4 --mutations 500 --ignore=tests/deploy --cov=flwr_kd --cov=strategies \
+  --cov-report=term --cov-report=json:coverage.json
+
+.PHONY: help install demo quick test test-slow test-oldest test-newest coverage results lint style types check clean
 
 help:
-	@echo "make demo   install, then federate FedHKD on digits over 10 clients: table, plot, JSON"
-	@echo "make test   install, then run the whole test suite"
-	@echo "make test-oldest  the same in .venv-oldest, with the oldest versions that pyproject.toml allows"
-	@echo "make results  run the benchmarks that have no result, and write tables and picture from the results"
-	@echo "make lint   ruff, ruff format, mypy --strict"
-	@echo "make check  what CI does: lint, test, build the wheel, try it in a clean environment"
-	@echo "make clean  remove .venv, .venv-oldest and what was built"
+	@echo "make demo         install, then federate FedHKD on digits over 10 clients: table, plot, JSON"
+	@echo "make quick        tests within the process, one variant of each method: under 3 minutes on 2 cores"
+	@echo "make test         all tests but the slow ones: under 12 minutes on 2 cores"
+	@echo "make test-slow    slow tests and long fuzzing: under 25 minutes on 2 cores"
+	@echo "make test-oldest  make test in .venv-oldest, with the oldest versions that pyproject.toml allows"
+	@echo "make test-newest  make test in .venv-newest, with the newest Flower, pre-releases included"
+	@echo "make coverage     covered lines, as a table and in coverage.json, of all tests but those of tests/deploy"
+	@echo "make results      run the benchmarks that have no result, and write tables and picture from the results"
+	@echo "make lint         ruff, ruff format (make style) and mypy --strict (make types)"
+	@echo "make check        what CI does: lint, wheel in a clean environment, make test, make test-slow"
+	@echo "make clean        remove the environments and what was built"
 
 install: $(STAMP)
 
-# uv installs, for its speed and because a second environment shares its files; pip's settings are handed on.
+# uv installs, since it is fast and its environments share their files. It gets pip's settings from .ci/uv-env.sh.
 $(BIN)/uv:
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "uv>=0.13"
 
-# Compiled here, once: each of Ray's processes would otherwise compile torch for itself.
+# Compiled once: otherwise each process of Ray and of Flower would compile PyTorch.
 $(STAMP): pyproject.toml setup.py | $(BIN)/uv
 	. .ci/uv-env.sh && $(BIN)/uv pip install --compile-bytecode --python $(BIN)/python --editable ".[dev,mnist-5k]"
 	touch $@
@@ -31,11 +46,20 @@ $(STAMP): pyproject.toml setup.py | $(BIN)/uv
 demo: install
 	$(BIN)/flwr-kd simulate fedhkd --dataset digits --clients 10 --rounds 10 --out runs/demo --force
 
-test: install
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+quick: install
+	$(call pytest,$(VENV),$(QUICK))
 
-# Of what pyproject.toml names, the oldest that it allows and this Python has; Python 3.11 has them all. Of what
-# those bring with them, and of the tools that test, the newest that fit.
+test: install
+	$(call pytest,$(VENV),$(TEST))
+
+test-slow: install
+	$(call pytest,$(VENV),$(SLOW))
+
+coverage: install
+	$(call pytest,$(VENV),$(COVERAGE))
+
+# The oldest versions that pyproject.toml allows and that this Python can install; Python 3.11 can install all of them.
+# Their own dependencies and the tools of the tests are the newest that fit.
 $(OLDEST)/.installed: pyproject.toml setup.py | $(BIN)/uv
 	$(PYTHON) -m venv --clear --without-pip $(OLDEST)
 	. .ci/uv-env.sh && $(BIN)/uv pip compile --quiet --python $(OLDEST)/bin/python --resolution lowest-direct \
@@ -48,20 +72,34 @@ $(OLDEST)/.installed: pyproject.toml setup.py | $(BIN)/uv
 test-oldest: $(OLDEST)/.installed
 	@$(OLDEST)/bin/python --version
 	@sed -n 's/ .*(pyproject.toml).*//p' $(OLDEST)/oldest.txt
-	OMP_NUM_THREADS=1 $(OLDEST)/bin/python -m pytest
+	$(call pytest,$(OLDEST),$(TEST))
 
-# What is missing in benchmarks/results is run, which may take hours; the pages are made from what is there.
+# Brought up to date each time. The override lifts the bound of pyproject.toml on Flower, and admits pre-releases of
+# Flower only. uv links the files of both environments from its cache, so that each is on the disk once.
+test-newest: | $(BIN)/uv
+	test -x $(NEWEST)/bin/python || $(PYTHON) -m venv --without-pip $(NEWEST)
+	echo "flwr[simulation]>=1.40.0a0" > $(NEWEST)/newest.txt
+	. .ci/uv-env.sh && $(BIN)/uv pip install --upgrade --refresh-package flwr --compile-bytecode \
+	  --python $(NEWEST)/bin/python --override $(NEWEST)/newest.txt --editable ".[dev,mnist-5k]"
+	@$(NEWEST)/bin/python -c "from importlib.metadata import version; print('flwr', version('flwr'))"
+	$(call pytest,$(NEWEST),$(TEST))
+
+# Runs what is missing in benchmarks/results, which may take hours, and writes the pages from what is there.
 results: install
 	$(BIN)/python benchmarks/remake.py
 	$(BIN)/python benchmarks/report.py
 
-lint: install
+lint: style types
+
+style: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+types: install
 	$(BIN)/mypy flwr_kd strategies
 
 check:
 	bash .ci/run
 
 clean:
-	rm -rf $(VENV) $(OLDEST) build dist *.egg-info .cache
+	rm -rf $(VENV) $(OLDEST) $(NEWEST) coverage.json .coverage build dist *.egg-info .cache
