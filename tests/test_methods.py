@@ -21,6 +21,7 @@ RUNS = [
 ]
 
 
+@pytest.mark.program
 def test_strategies_are_found_in_a_clone_that_is_not_installed() -> None:
     """As Ray's workers find it, which look into the working directory first."""
     code = (

@@ -1,4 +1,4 @@
-"""The notebooks run from top to bottom, and the outputs that are committed in them are those of such a run."""
+"""The notebooks run from top to bottom, and their committed outputs are those of such a run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted(ROOT.glob("notebooks/*.ipynb"))
 LARGEST = 300_000
 MOST_PICTURES = 4
-# Numbers with a decimal point are measured: other processors and versions of torch sum in another order.
+# Numbers with a decimal point are measured: other processors and versions of PyTorch sum in another order.
 DECIMAL = re.compile(r"(-?\d[\d,]*\.\d+(?:e[+-]?\d+)?)")
 RELATIVE = 0.05
 LAST_DIGITS = 2
@@ -29,7 +29,7 @@ each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path
 
 @functools.cache
 def runner() -> ModuleType:
-    """Return ``notebooks/run.py``, which is a script and no module of a package."""
+    """Import ``notebooks/run.py``, which is a script and not a module of a package."""
     spec = importlib.util.spec_from_file_location("notebooks_run", ROOT / "notebooks" / "run.py")
     assert spec is not None
     assert spec.loader is not None
@@ -43,7 +43,7 @@ def code(notebook: Any) -> list[Any]:
 
 
 def text(cell: Any) -> str:
-    """Return what a cell prints and the text form of what it shows."""
+    """Return what a cell prints, and the text form of what it displays."""
     return "\n".join(
         output.text if output.output_type == "stream" else output.data.get("text/plain", "")
         for output in cell.outputs
@@ -56,7 +56,7 @@ def pictures(cell: Any) -> int:
 
 
 def complaints(notebook: Any) -> list[str]:
-    """Return what went to stderr, and the errors."""
+    """Return the output to stderr, and the errors."""
     return [
         output.get("text") or f"{output.ename}: {output.evalue}"
         for cell in code(notebook)
@@ -66,7 +66,7 @@ def complaints(notebook: Any) -> list[str]:
 
 
 def places(number: str) -> int:
-    """Return how many places after the point a number's last digit is: 2 of 0.25, 4 of 1.5e-3."""
+    """Return the decimal place of a number's last digit: 2 for 0.25, 4 for 1.5e-3."""
     mantissa, _, exponent = number.partition("e")
     return len(mantissa.partition(".")[2]) - int(exponent or 0)
 
@@ -74,8 +74,8 @@ def places(number: str) -> int:
 def difference(committed: str, fresh: str) -> str | None:
     """Return where two texts differ, or None.
 
-    Words and whole numbers (counts, bytes, settings) must be the same. Numbers with a decimal point may be five in
-    a hundred apart, or two of the last digit that is shown. White space does not count: columns move with widths.
+    Words and whole numbers (counts, bytes, settings) must be equal. Numbers with a decimal point may differ by 5 %,
+    or by two units of the last digit shown. White space is ignored, since columns move with widths.
     """
     was, now = DECIMAL.split(committed), DECIMAL.split(fresh)
     for index, (before, after) in enumerate(zip(was, now, strict=False)):
@@ -95,7 +95,7 @@ def difference(committed: str, fresh: str) -> str | None:
 
 
 def tells(shown: str) -> list[str]:
-    """Return what of a text is of one machine only: absolute paths, its name, addresses of objects."""
+    """Return the parts of a text that reveal the machine: absolute paths, its name, addresses of objects."""
     names = [re.escape(name) for name in (str(ROOT), str(Path.home()), platform.node()) if name]
     own = re.compile(rf"(?<!\w)(?:{'|'.join(names)})(?!\w)")
     return [found.group() for each in (own, ABSOLUTE_PATH, ADDRESS) for found in each.finditer(shown)]
@@ -106,6 +106,8 @@ def test_there_is_a_notebook() -> None:
 
 
 @each_notebook
+@pytest.mark.program
+@pytest.mark.slow
 def test_notebooks_run_from_top_to_bottom(path: Path) -> None:
     notebook = runner().execute(path)
     assert not complaints(notebook)
@@ -206,6 +208,7 @@ def test_other_differences_are_found(committed: str, fresh: str) -> None:
     assert difference(committed, fresh) is not None
 
 
+@pytest.mark.program
 def test_a_failing_or_noisy_notebook_is_found(tmp_path: Path) -> None:
     noisy, failing = tmp_path / "noisy.ipynb", tmp_path / "failing.ipynb"
     for path, source in ((noisy, "import warnings; warnings.warn('look')"), (failing, "1 / 0")):

@@ -136,6 +136,8 @@ def test_the_usage_page_lists_the_apps() -> None:
         assert f"`flwr run apps/{name} " in text
 
 
+@pytest.mark.ray
+@pytest.mark.slow
 def test_the_usage_pages_commands_run(tmp_path: Path) -> None:
     """As they stand there, in turn, with Ray where they have it; the picture of the last one is there."""
     block = section(ROOT / "docs" / "usage.md", "Command line").partition("```sh\n")[2].partition("```")[0]
@@ -146,7 +148,7 @@ def test_the_usage_pages_commands_run(tmp_path: Path) -> None:
         name, *words = shlex.split(line, comments=True)
         assert name == "flwr-kd"
         done = subprocess.run(
-            [sys.executable, "-c", program, *words], cwd=tmp_path, capture_output=True, text=True, timeout=250
+            [sys.executable, "-c", program, *words], cwd=tmp_path, capture_output=True, text=True, timeout=900
         )
         assert done.returncode == 0, f"{line}: {done.stderr}"
         # Ray writes there, when it is not at peace.

@@ -22,6 +22,7 @@ PACKAGES = ["flwr_kd", *(f"flwr_kd.strategies.{name}" for name in FOLDERS)]
 HEAVY = ("torch", "flwr", "numpy")
 
 
+@pytest.mark.program
 def test_methods_and_their_hyper_parameters_import_nothing_heavy() -> None:
     code = (
         "import json, sys; from flwr_kd import registry\n"

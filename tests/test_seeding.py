@@ -175,7 +175,7 @@ class TestForkedGlobalRng:
         assert torch.equal(state, torch.get_rng_state()) is not wrapped
 
     def test_models_that_draw_nothing_run_at_the_same_time(self) -> None:
-        barrier = threading.Barrier(2, timeout=20)
+        barrier = threading.Barrier(2, timeout=120)
         models = [nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.ReLU()), nn.LSTM(2, 2, 2)]
         met: list[int] = []
 
@@ -188,7 +188,7 @@ class TestForkedGlobalRng:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(30)
+            thread.join(150)
         assert len(met) == 2
 
     def test_threads_give_what_one_thread_gives(self) -> None:
@@ -202,7 +202,7 @@ class TestForkedGlobalRng:
         expected = [steps(index) for index in range(6)]
         before = torch.get_rng_state()
         actual: dict[int, list[Tensor]] = {}
-        start = threading.Barrier(6, timeout=20)
+        start = threading.Barrier(6, timeout=120)
 
         def work(index: int) -> None:
             start.wait()
@@ -212,7 +212,7 @@ class TestForkedGlobalRng:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(60)
+            thread.join(150)
         assert sorted(actual) == list(range(6))
         for index, results in enumerate(expected):
             assert torch.equal(torch.stack(actual[index]), torch.stack(results))

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+import tempfile
 from collections.abc import Iterator, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
+import hypothesis
 import pytest
 
 from flwr_kd import registry
+
+# How long an example takes says nothing on a machine that also does other things.
+hypothesis.settings.register_profile("flwr-kd", deadline=None, derandomize=True, database=None)
+hypothesis.settings.load_profile("flwr-kd")
 
 PROCESSES = ("ray", "flwr_run", "program")
 """Markers of tests that start processes. These tests wait more than they work."""
 MARKED = (*PROCESSES, "long", "slow", "fuzz")
 LONG_SECONDS = 5.0
 """A test that takes longer on a quiet machine has one of the markers in ``MARKED``."""
-GROUP = "processes:"
-"""Part of the group name of each test that starts processes, by which the scheduler recognises it."""
+GROUPS = "flwr_kd_groups"
+"""Key under which a worker of pytest-xdist finds the file for the groups of its tests."""
+GROUPS_FILE = pytest.StashKey[Path]()
 
 
 PROCESS_TIMEOUT = 1500
@@ -45,21 +55,24 @@ def mutations(pytestconfig: pytest.Config) -> int:
     return int(pytestconfig.getoption("mutations"))
 
 
-# First, since pytest-xdist appends the names of the groups to the names of the tests.
+# Before pytest leaves out the tests of other tiers.
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("variants") == "one":
         dropped = set(further_variants(items))
         config.hook.pytest_deselected(items=[item for item in items if item in dropped])
         items[:] = [item for item in items if item not in dropped]
+    groups: dict[str, tuple[str, bool]] = {}
     for item in items:
-        if any(item.get_closest_marker(name) for name in PROCESSES):
-            shared = item.get_closest_marker("xdist_group") is not None
-            # A name may not have the brackets of parameters: pytest-xdist takes what follows them.
-            name = GROUP if shared else GROUP + item.nodeid.replace("[", "(").replace("]", ")")
-            item.add_marker(pytest.mark.xdist_group(name))
-            if item.get_closest_marker("timeout") is None:
-                item.add_marker(pytest.mark.timeout(PROCESS_TIMEOUT))
+        starts = any(item.get_closest_marker(name) for name in PROCESSES)
+        if starts and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(PROCESS_TIMEOUT))
+        group = item.get_closest_marker("xdist_group")
+        if starts or group:
+            groups[item.nodeid] = (str(group.args[0]) if group else item.nodeid, starts)
+    worker = getattr(config, "workerinput", {})
+    if worker.get("workerid") == "gw0" and GROUPS in worker:
+        Path(worker[GROUPS]).write_text(json.dumps(groups), encoding="utf-8")
 
 
 def further_variants(items: Sequence[pytest.Item]) -> Iterator[pytest.Item]:
@@ -102,22 +115,50 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(LongTests())
 
 
+def groups_file(config: pytest.Config) -> Path:
+    """Return the file by which the workers tell the scheduler which tests belong together."""
+    if GROUPS_FILE not in config.stash:
+        config.stash[GROUPS_FILE] = Path(tempfile.mkdtemp(prefix="flwr-kd-")) / "groups.json"
+    return config.stash[GROUPS_FILE]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    node.workerinput[GROUPS] = str(groups_file(node.config))
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if GROUPS_FILE in config.stash:
+        shutil.rmtree(config.stash[GROUPS_FILE].parent)
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Return a scheduler by which tests that start processes overlap with the others.
 
     The second half of the workers takes the tests that start processes first, and the first half takes the others.
-    Workers that have nothing left of their own take what the other half has.
+    Workers that have nothing left of their own take what the other half has. Tests with the same ``xdist_group``
+    run on one worker: ``--dist loadgroup`` of pytest-xdist 3.8 does not do that with pytest 9.2.
     """
-    if config.getoption("dist") != "loadgroup":
-        return None
-    from xdist.scheduler import LoadGroupScheduling
+    from xdist.scheduler import LoadScopeScheduling
 
-    class Overlapping(LoadGroupScheduling):  # type: ignore[misc]
+    class Overlapping(LoadScopeScheduling):  # type: ignore[misc]
+        groups: ClassVar[dict[str, tuple[str, bool]]] = {}
+        with_processes: ClassVar[set[str]] = set()
+
+        def schedule(self) -> None:
+            if self.collection is None:
+                self.groups.update(json.loads(groups_file(config).read_text(encoding="utf-8")))
+                self.with_processes.update(group for group, starts in self.groups.values() if starts)
+            super().schedule()
+
+        def _split_scope(self, nodeid: str) -> str:
+            return self.groups[nodeid][0] if nodeid in self.groups else nodeid
+
         def _assign_work_unit(self, node: Any) -> None:
-            starts = int(node.gateway.id.removeprefix("gw")) >= max(self.numnodes // 2, 1)
-            preferred = (group for group in self.workqueue if (GROUP in group) == starts)
-            self.workqueue.move_to_end(next(preferred, next(iter(self.workqueue))), last=False)
+            second_half = int(node.gateway.id.removeprefix("gw")) >= max(self.numnodes // 2, 1)
+            own = (group for group in self.workqueue if (group in self.with_processes) == second_half)
+            self.workqueue.move_to_end(next(own, next(iter(self.workqueue))), last=False)
             super()._assign_work_unit(node)
 
-    return Overlapping(config, log)
+    return Overlapping(config, log) if config.getoption("dist") == "load" else None

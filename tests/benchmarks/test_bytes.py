@@ -18,6 +18,8 @@ from rich.console import Console
 from flwr_kd import registry
 from flwr_kd.formulas import HEADERS
 
+# All methods are measured once, for all tests here.
+pytestmark = pytest.mark.xdist_group("bytes")
 ROOT = Path(__file__).resolve().parents[2]
 SIZES = {"W": 1000, "C": 10, "D": 64, "N": 300, "K": 4, "P": 500, "A": 801, "S": 3, "B": 20, "L": 2}
 MODEL = 4 * 1000

@@ -23,6 +23,7 @@ def test_version_and_help(command: Command) -> None:
         assert len(out.splitlines()) > 5
 
 
+@pytest.mark.program
 def test_as_a_command_of_its_own() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "flwr_kd.cli", "simulate", "fedhdk"],

@@ -70,10 +70,11 @@ main()
 """
 
 
+@pytest.mark.program
 def test_a_comparison_that_is_killed_goes_on(command: Command, tmp_path: Path) -> None:
     """No handler runs on SIGKILL: what is finished is on the disk before the next run begins."""
     args = ["compare", "fedavg", "fedhkd", *TINY, "--seeds", "0", "--out", "o"]
-    killed = subprocess.run([sys.executable, "-c", KILLED, *args], cwd=tmp_path, timeout=120, check=False)
+    killed = subprocess.run([sys.executable, "-c", KILLED, *args], cwd=tmp_path, timeout=280, check=False)
     assert killed.returncode == -signal.SIGKILL
     assert not (tmp_path / "o" / "result.json").exists()
     code, out, _ = command(*args, "--resume")

@@ -5,17 +5,15 @@ from __future__ import annotations
 import functools
 import importlib.util
 import random
-import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from sklearn.datasets import load_digits
 
-from flwr_kd.data import DATASETS, ArrayDataset, DataError, _base, _images, load, load_public
+from flwr_kd.data import DATASETS, ArrayDataset, DataError, _images, load, load_public
 
 has_mlxtend = importlib.util.find_spec("mlxtend") is not None
 needs_mlxtend = pytest.mark.skipif(not has_mlxtend, reason="mlxtend is not installed")
@@ -257,11 +255,3 @@ def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     with pytest.raises(DataError, match=r"'sklearn'.*pip install 'flwr-kd\[simulation\]'"):
         load("digits")
-
-
-def test_importing_the_package_imports_no_optional_one() -> None:
-    root = Path(_base.__file__).parents[2]
-    heavy = "sklearn torchvision datasets flwr_datasets mlxtend pandas scipy pyarrow matplotlib"
-    code = f"import sys, flwr_kd.data; print([m for m in {heavy.split()!r} if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"

@@ -1,9 +1,9 @@
-"""``docs/deploy.md`` is true: its commands run, and its tables name what there is.
+"""The commands of ``docs/deploy.md`` run, and its tables name what exists.
 
 A comment before a block says in which scenarios it runs, and where: ``<!-- run: tls auth on server, stays -->``.
-Each machine has a home of its own, ``nodes`` are two of them, ``everywhere`` is for variables, and without a place
-all is on one machine. What stays runs in the background. ``<!-- copy: tls ca.crt from server to user -->`` stands
-for what the reader copies.
+Each machine has a home of its own, ``nodes`` are two machines, and ``everywhere`` is for variables. Without a place
+everything runs on one machine. A block that stays runs in the background. The comment
+``<!-- copy: tls ca.crt from server to user -->`` stands for a file that the reader copies.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import re
 import shlex
 import shutil
 import subprocess
-import time
 import tomllib
 from collections.abc import Iterator
 from contextlib import suppress
@@ -25,11 +24,11 @@ from PIL import Image
 from flwr_kd import registry
 from flwr_kd.results import files
 from tests.apps.applications import APPLICATIONS
-from tests.processes import PROGRAMS, ROOT, Process, free_port, guarded, start_environment
+from tests.processes import PATIENCE, PROGRAMS, ROOT, Process, free_port, guarded, start_environment
 
 TEXT = (ROOT / "docs" / "deploy.md").read_text("utf-8")
 ALONE = ("insecure", "tls")
-"""Scenarios that run once; ``auth`` is the fixture ``site``."""
+"""Scenarios of one test each. The fixture ``site`` runs ``auth``."""
 MACHINES = {"": ["here"], "server": ["server"], "nodes": ["node-0", "node-1"], "user": ["user"]}
 BLOCK = re.compile(
     r"<!-- run: (?P<scenarios>[a-z ]+?)(?: (?P<everywhere>everywhere)| on (?P<place>server|nodes|user))?"
@@ -42,7 +41,7 @@ COPY = re.compile(
 NEEDED = ("bash", "curl", "openssl", "ssh-keygen")
 needs_programs = pytest.mark.skipif(
     not (all(map(shutil.which, NEEDED)) and Path("/proc/self/stat").exists()),
-    reason=f"the page's commands need {', '.join(NEEDED)}; without /proc, what they leave could not be ended",
+    reason=f"the page's commands need {', '.join(NEEDED)}, and /proc to end the processes that they leave",
 )
 REFUSED = {
     "other CA": "CERTIFICATE_VERIFY_FAILED",
@@ -53,14 +52,14 @@ REFUSED = {
 
 
 class Scenario:
-    """One of the page's ways, as a script whose machines are folders."""
+    """One of the page's scenarios, as a script whose machines are folders."""
 
     def __init__(self, name: str, folder: Path) -> None:
         self.name, self.folder = name, folder
         self.port, self.out = free_port(), folder / "out"
 
     def values(self, machine: str) -> dict[str, str]:
-        """Return what replaces the values of the page's variables."""
+        """Return the values that replace those of the page's variables."""
         home = self.folder / machine
         return {
             "SERVER": "localhost",
@@ -75,12 +74,12 @@ class Scenario:
         }
 
     def script(self) -> str:
-        """Return all of the page's commands as one script, which ends when the last that does not stay has."""
-        settings: dict[str, list[str]] = {machine: [] for each in MACHINES.values() for machine in each}
+        """Return all commands of the page as one script. It ends after the last command that does not stay."""
+        settings: dict[str, list[str]] = {machine: [] for group in MACHINES.values() for machine in group}
         lines = ["set -euo pipefail", "unset FLWR_HOME", "background=()"]
         lines += [f"mkdir -p {shlex.quote(str(self.folder / machine))}" for machine in settings]
-        found = [*BLOCK.finditer(TEXT), *COPY.finditer(TEXT)]
-        for step in sorted(found, key=lambda each: each.start()):
+        steps = [*BLOCK.finditer(TEXT), *COPY.finditer(TEXT)]
+        for step in sorted(steps, key=lambda match: match.start()):
             if self.name not in step["scenarios"].split():
                 continue
             if step.re is COPY:
@@ -102,7 +101,9 @@ class Scenario:
                         log = self.folder / f"{len(lines):02}-{machine}.log"
                         block += f" > {shlex.quote(str(log))} 2>&1 &\nbackground+=($!)"
                     lines.append(block)
-        return "\n".join([*lines, "# What stays is there at the end.", 'kill -0 "${background[@]}"', ""])
+        return "\n".join(
+            [*lines, "# Blocks that stay still run at the end.", 'kill -0 "${background[@]}"', ""]
+        )
 
     def settings(self, code: str, machine: str) -> str:
         values = self.values(machine)
@@ -112,15 +113,15 @@ class Scenario:
 
         return re.sub(r"^(\w+)=\S+", replaced, code, flags=re.MULTILINE)
 
-    def run(self, seconds: float) -> str:
-        """Run the script to its end, while what stays goes on; return what it printed."""
+    def run(self) -> str:
+        """Run the script to its end, without ending the blocks that stay; return its output."""
         file = self.folder / "script.sh"
         file.write_text(self.script())
         environment = {**start_environment(self.folder), "OMP_NUM_THREADS": "1"}
         process = Process(["bash", file], self.folder / "script.log", environment, cwd=ROOT)
         status: int | str = "it did not end"
         with suppress(subprocess.TimeoutExpired):
-            status = process.wait_alone(seconds)
+            status = process.wait_alone(PATIENCE)
         logs = sorted(self.folder.glob("*.log"))
         assert status == 0, "\n".join(
             [f"{status}", *(f"== {log.name}\n{log.read_text()[-3000:]}" for log in logs)]
@@ -136,7 +137,7 @@ class Scenario:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scenario]:
-    """Give the page's authenticated SuperNodes after their run, still there."""
+    """Yield the scenario with authenticated SuperNodes after its run, while its processes still run."""
     scenario = Scenario("auth", tmp_path_factory.mktemp("auth"))
     draw = np.random.default_rng(0)
     for node in MACHINES["nodes"]:
@@ -147,25 +148,24 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scenario]:
                 pixels = (dark + draw.integers(0, 100, (28, 28))).astype(np.uint8)
                 Image.fromarray(pixels).save(folder / f"{index}.png")
     with guarded(scenario.folder):
-        scenario.run(280)
+        scenario.run()
         yield scenario
 
 
 def check(folder: Path, rounds: list[int]) -> None:
     """Check that all clients took part in each of these rounds of a result."""
-    (found,) = files.load(folder).runs
-    assert [(stats.participants, stats.failures) for stats in found.rounds] == [(2, 0)] * len(rounds)
-    assert [stats.round for stats in found.rounds] == rounds
+    (run,) = files.load(folder).runs
+    assert [(stats.participants, stats.failures) for stats in run.rounds] == [(2, 0)] * len(rounds)
+    assert [stats.round for stats in run.rounds] == rounds
 
 
 @needs_programs
 @pytest.mark.flwr_run
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", ALONE)
 def test_the_pages_commands_work(name: str, tmp_path: Path) -> None:
     scenario = Scenario(name, tmp_path)
     with guarded(tmp_path):
-        printed = scenario.run(500)
+        printed = scenario.run()
     if name == "tls":
         check(scenario.out, [1])
         return
@@ -176,7 +176,7 @@ def test_the_pages_commands_work(name: str, tmp_path: Path) -> None:
 
 @needs_programs
 @pytest.mark.flwr_run
-@pytest.mark.timeout(600)
+@pytest.mark.xdist_group("authenticated SuperNodes")
 def test_the_pages_commands_work_with_authenticated_supernodes(site: Scenario) -> None:
     check(site.out, [1])
     kept = {path.name for path in (site.folder / "node-0" / "keys").iterdir()}
@@ -185,7 +185,7 @@ def test_the_pages_commands_work_with_authenticated_supernodes(site: Scenario) -
 
 @needs_programs
 @pytest.mark.flwr_run
-@pytest.mark.timeout(600)
+@pytest.mark.xdist_group("authenticated SuperNodes")
 @pytest.mark.parametrize(("why", "expected"), REFUSED.items(), ids=REFUSED)
 def test_a_supernode_is_refused(why: str, expected: str, site: Scenario, tmp_path: Path) -> None:
     keys, ca = site.folder / "node-0" / "keys", site.folder / "node-0" / "keys" / "ca.crt"
@@ -210,13 +210,10 @@ def test_a_supernode_is_refused(why: str, expected: str, site: Scenario, tmp_pat
         f"--port={free_port()}",
         *([f"--auth-supernode-private-key={key}"] if key else []),
     )
-    begun = time.monotonic()
-    assert node.wait(60) == 1
-    seconds = time.monotonic() - begun
+    assert node.wait() == 1
     assert expected in node.log
     assert "Exit Code: 305" in node.log
     assert "SuperNode ID" not in node.log
-    print(f"{why}: ended after {seconds:.1f} s")
 
 
 def test_every_block_is_run() -> None:

@@ -1,4 +1,4 @@
-"""Clients whose process dies in the Ray simulation, and personal models in files with either backend."""
+"""Clients whose process ends in the Ray simulation, and personal models in files with each backend."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import os
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -25,8 +24,9 @@ from flwr_kd.experiments.runner import run
 from flwr_kd.server.records import KDResult
 from flwr_kd.testing.faults import Fault
 from flwr_kd.transport.inline_grid import InlineGrid
+from tests.processes import wait_for
 
-# With personal models: what a client kept before a round decides its numbers.
+# A method with personal models, so that what a client kept before a round decides its numbers.
 METHOD = "fedproto"
 SMALL: dict[str, Any] = {
     "clients": 4, "rounds": 3, "limit": 200, "workers": 2, "backend": "inline", "device": "cpu"
@@ -49,7 +49,7 @@ def server(experiment: Experiment, results: list[KDResult]) -> Callable[[Grid], 
     strategy = method.strategy(method.config(), min_available_nodes=experiment.clients)
 
     def serve(grid: Grid) -> None:
-        results.append(strategy.start(grid, ArrayRecord(), num_rounds=experiment.rounds, timeout=200))
+        results.append(strategy.start(grid, ArrayRecord(), num_rounds=experiment.rounds))
 
     return serve
 
@@ -84,10 +84,13 @@ def alive(pid: int) -> bool:
 
 @pytest.mark.ray
 def test_a_client_whose_process_dies_costs_its_own_answer_only(tmp_path: Path, flower_log: list[str]) -> None:
-    """In round 1 two die, as many as there are workers, in round 2 one; one dies once and is asked again."""
+    """Two processes end in round 1, as many as there are workers, and one in round 2. One client is asked again.
+
+    That is client 2, whose process ends only at the first attempt of round 3.
+    """
     experiment = Experiment(**{**SMALL, "backend": "ray"})
     calls_file, states = tmp_path / "calls", tmp_path / "states"
-    # In this function, so that it travels to the workers by value: they cannot import this module.
+    # Inside this function, so that Ray sends it by value: its workers cannot import this module.
     faults, raises = FAULTS, "3"
 
     def mod(message: Message, context: Context, call_next: Any) -> Message:
@@ -116,25 +119,22 @@ def test_a_client_whose_process_dies_costs_its_own_answer_only(tmp_path: Path, f
 
     lines = [line.rsplit(maxsplit=1) for line in calls_file.read_text().splitlines()]
     calls = Counter(call for call, _ in lines if call.startswith("train"))
-    # One more where the process died, and none where the client raised.
+    # One more call where the process ended, and none where the client raised.
     twice = {"train 1 0", "train 1 1", "train 2 2", "train 2 3"}
     assert calls == {f"train {r} {p}": 1 + (f"train {r} {p}" in twice) for r in (1, 2, 3) for p in range(4)}
     assert [sum(f"(partition {p})" in line for line in failed) for p in range(4)] == [1, 2, 1, 0]
     assert all(len(line.splitlines()) == 1 for line in failed)
-    # The personal models went where the node config says, in Ray's workers too.
+    # Ray's workers also store the personal models in the folder that the node config names.
     assert {file.name.split("-node-")[1].split("-")[0] for file in states.iterdir()} == set("0123")
 
-    end = time.monotonic() + 30
-    while any(alive(int(pid)) for _, pid in lines) and time.monotonic() < end:
-        time.sleep(0.05)
-    assert not any(alive(int(pid)) for _, pid in lines)
+    wait_for(lambda: not any(alive(int(pid)) for _, pid in lines), "the end of the clients' processes")
 
 
 @pytest.mark.parametrize("backend", ["inline", "ray"])
 def test_large_personal_models_are_kept_in_files(
     backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # What Ray is handed, run without it.
+    # The inline backend runs what Ray would get.
     monkeypatch.setattr(ray_backend, "run_ray", runner.run_inline)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     method, experiment = registry.get(METHOD), Experiment(**{**SMALL, "backend": backend})
@@ -147,7 +147,7 @@ def test_large_personal_models_are_kept_in_files(
     assert seen == [[], [], []]
     monkeypatch.setattr(runner, "LARGE_STATE", 0)
     large = run(method, experiment, on_round=look)
-    # Of each client, the last two rounds.
+    # The models of the last two rounds of each client.
     kept = [
         [f"{p}-round-{r}.safetensors" for p in range(4) for r in rounds] for rounds in ([1], [1, 2], [2, 3])
     ]

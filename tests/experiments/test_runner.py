@@ -53,6 +53,7 @@ def ray_runs() -> tuple[RunResult, RunResult]:
 
 
 @pytest.mark.ray
+@pytest.mark.xdist_group("ray runs")
 def test_ray_and_the_inline_grid_agree_to_the_last_bit(ray_runs: tuple[RunResult, RunResult]) -> None:
     inline = run(registry.get("fedhkd"), Experiment(**SMALL))
     assert untimed(ray_runs[0]) == untimed(inline)
@@ -62,6 +63,7 @@ def test_ray_and_the_inline_grid_agree_to_the_last_bit(ray_runs: tuple[RunResult
 
 
 @pytest.mark.ray
+@pytest.mark.xdist_group("ray runs")
 def test_a_second_run_in_the_process_gives_the_same_numbers_with_other_workers(
     ray_runs: tuple[RunResult, RunResult],
 ) -> None:
@@ -70,6 +72,7 @@ def test_a_second_run_in_the_process_gives_the_same_numbers_with_other_workers(
 
 
 @pytest.mark.ray
+@pytest.mark.xdist_group("ray runs")
 def test_ray_is_gone_after_the_run(ray_runs: tuple[RunResult, RunResult]) -> None:
     import ray
 

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
@@ -167,7 +166,8 @@ def test_an_answer_whose_time_is_over_is_gone(federation: Any, monkeypatch: pyte
     """What the test before rests on: the grid treats messages as a SuperLink does."""
     monkeypatch.setattr("flwr_kd.server.messages.lifetime", lambda timeout, count: timeout)
     faults = {0: Fault("silent", frozenset({1}))}
-    _, result = federation("fedavg").run(rounds=2, grid={"faults": faults}, timeout=1.0)
+    # Round 2 has to be over before its messages expire.
+    _, result = federation("fedavg").run(rounds=2, grid={"faults": faults}, timeout=4.0)
     assert [(r.participants, r.failures) for r in result.rounds] == [(0, 4), (4, 0)]
 
 
@@ -389,18 +389,18 @@ def in_a_process(script: str, *arguments: Any) -> subprocess.CompletedProcess[st
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=280,
         check=False,
     )
 
 
-SERVER = """
+SERVERS = """
     import os, signal, sys
     from pathlib import Path
     from flwr_kd.testing import Federation
     from flwr_kd import InlineGrid
 
-    folder, when = Path(sys.argv[1]), sys.argv[2]
+    folder, when = Path(sys.argv[1]), ""
     writes = 0
     real = os.fsync
 
@@ -419,31 +419,49 @@ SERVER = """
             os.kill(os.getpid(), signal.SIGKILL)
 
     os.fsync = fsync
-    fed = Federation("fedhkd")
-    fed.strategy(checkpoint_dir=folder, on_round=between).start(
-        InlineGrid(fed.app(), 4), fed.initial(), num_rounds=3
-    )
+    for when in sys.argv[2:]:
+        child = os.fork()
+        if not child:
+            fed = Federation("fedhkd")
+            fed.strategy(checkpoint_dir=folder / when, on_round=between).start(
+                InlineGrid(fed.app(), 4), fed.initial(), num_rounds=3
+            )
+            os._exit(0)
+        print(when, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
+KILLED = {"writing": 1, "between": 2}
+"""By when it is killed, the round of the last whole checkpoint."""
 
 
+@pytest.fixture(scope="module")
+def killed_servers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of the checkpoints of two servers, which were killed in different moments."""
+    folder = tmp_path_factory.mktemp("killed")
+    done = in_a_process(SERVERS, folder, *KILLED)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [f"{when} {-signal.SIGKILL}" for when in KILLED], done.stderr
+    return folder
+
+
+@pytest.mark.program
+@pytest.mark.xdist_group("killed servers")
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="finds the checkpoint's file by /proc")
-@pytest.mark.parametrize(("when", "last"), [("writing", 1), ("between", 2)])
+@pytest.mark.parametrize(("when", "last"), KILLED.items())
 def test_a_killed_process_leaves_a_whole_checkpoint(
-    when: str, last: int, federation: Any, numbers: Any, tmp_path: Path
+    when: str, last: int, federation: Any, numbers: Any, killed_servers: Path
 ) -> None:
     """SIGKILL with half of round 2's checkpoint written, or after it: the last whole one is read."""
-    done = in_a_process(SERVER, tmp_path, when)
-    assert done.returncode == -signal.SIGKILL, done.stderr
-    assert len(list(tmp_path.iterdir())) == (2 if when == "writing" else 1)
-    found = Checkpoint.load(tmp_path, "FedHKD")
+    folder = killed_servers / when
+    assert len(list(folder.iterdir())) == (2 if when == "writing" else 1)
+    found = Checkpoint.load(folder, "FedHKD")
     assert found is not None
     assert found.server_round == last
     fed = federation("fedhkd")
     _, expected = fed.run(rounds=3)
-    _, result = fed.run(rounds=3, checkpoint_dir=tmp_path, resume=True)
+    _, result = fed.run(rounds=3, checkpoint_dir=folder, resume=True)
     assert numbers(result) == numbers(expected)[last:]
     # What the broken-off write left is gone.
-    assert [path.name for path in tmp_path.iterdir()] == [CHECKPOINT]
+    assert [path.name for path in folder.iterdir()] == [CHECKPOINT]
 
 
 @pytest.mark.parametrize("place", ["file", "proc"])
@@ -474,7 +492,6 @@ FULL_DISK = """
     from flwr_kd.testing import Federation
     from flwr_kd import InlineGrid
 
-    folder = Path(sys.argv[1])
     fed = Federation("fedavg")
 
     def fill(stats):
@@ -485,24 +502,30 @@ FULL_DISK = """
         if stats.server_round == 3:
             resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 
-    result = fed.strategy(checkpoint_dir=folder, on_round=fill).start(
-        InlineGrid(fed.app(), 4), fed.initial(), num_rounds=int(sys.argv[2])
-    )
-    sys.stdout.write(str([r.participants for r in result.rounds]))
+    for rounds in sys.argv[2:]:
+        result = fed.strategy(checkpoint_dir=Path(sys.argv[1], rounds), on_round=fill).start(
+            InlineGrid(fed.app(), 4), fed.initial(), num_rounds=int(rounds)
+        )
+        print([r.participants for r in result.rounds])
+        print("== the end of a run", file=sys.stderr, flush=True)
 """
 
 
-@pytest.mark.parametrize(("rounds", "last"), [(3, 1), (4, 4)])
-def test_a_disk_that_is_full_costs_a_warning(rounds: int, last: int, tmp_path: Path) -> None:
-    done = in_a_process(FULL_DISK, tmp_path, rounds)
+@pytest.mark.program
+def test_a_disk_that_is_full_costs_a_warning(tmp_path: Path) -> None:
+    """Two runs: one ends with the disk still full, the other after there is space again."""
+    done = in_a_process(FULL_DISK, tmp_path, 3, 4)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == str([4] * rounds)
-    for number in (2, 3):
-        assert done.stderr.count(f"round {number}: no checkpoint could be written ([Errno 27]") == 1
-    assert [path.name for path in tmp_path.iterdir()] == [CHECKPOINT]
-    found = Checkpoint.load(tmp_path, "FedAvg")
-    assert found is not None
-    assert found.server_round == last
+    assert done.stdout.splitlines() == [str([4] * rounds) for rounds in (3, 4)]
+    *logs, _ = done.stderr.split("== the end of a run")
+    for rounds, last, log in zip((3, 4), (1, 4), logs, strict=True):
+        for number in (2, 3):
+            assert log.count(f"round {number}: no checkpoint could be written ([Errno 27]") == 1
+        folder = tmp_path / str(rounds)
+        assert [path.name for path in folder.iterdir()] == [CHECKPOINT]
+        found = Checkpoint.load(folder, "FedAvg")
+        assert found is not None
+        assert found.server_round == last
 
 
 @pytest.mark.parametrize("damage", ["empty", "half", "text"])
@@ -703,15 +726,14 @@ def test_what_flower_cannot_decode_costs_its_own_contribution(
 
     fed = federation("fedavg")
     strategy: KDStrategy = fed.strategy()
-    begun = time.monotonic()
+    # After an error nothing waits for the timeout, which is longer than a test may take.
     result = strategy.start(
-        Undecodable(fed.app(), 4), fed.initial(), num_rounds=2, timeout=60.0 if again else 2.0
+        Undecodable(fed.app(), 4), fed.initial(), num_rounds=2, timeout=3600.0 if again else 2.0
     )
     assert [(r.participants, r.failures) for r in result.rounds] == [(3, 1)] * 2
     assert len(flower_log) == 2
     if again:
         assert all("is dropped: it cannot be fetched: Invalid header" in line for line in flower_log)
-        assert time.monotonic() - begun < 30
 
 
 # ---------------------------------------------------------------------- memory

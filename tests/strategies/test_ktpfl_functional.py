@@ -1246,6 +1246,7 @@ class TestCost:
         for first, second, third in zip(*counts, strict=True):
             assert third - second <= 2.1 * (second - first) + 5
 
+    @pytest.mark.program
     @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's own account of memory")
     def test_memory(self) -> None:
         """N = 100, 3,000 samples, 10 classes, in float32: under 200 MB on top, the predictions included."""
