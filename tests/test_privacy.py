@@ -1,4 +1,4 @@
-"""The Gaussian mechanism's numbers against the paper, another accountant, and the definition itself."""
+"""The Gaussian mechanism against the paper, another accountant, and the definition."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_composed_epsilon_agrees_with_an_accountant(sigma, rounds, dimensions):
 
 
 def test_one_replaced_sample_moves_the_vector_by_its_stated_sensitivity():
-    """The worst case of the module's text, reached by actual data: √D·2ζ/N."""
+    """Data can reach the worst case in the module's docstring: √D·2ζ/N."""
     count, dimensions, bound, sigma = 8, 25, 3.0, 2.0
     before = np.full((count, dimensions), bound)
     after = before.copy()
@@ -98,24 +98,24 @@ def test_lemma_1_bounds_every_removal(data):
 @given(SIGMAS, DELTAS, st.integers(1, 200), st.integers(1, 512), st.integers(1, 2))
 @settings(max_examples=50)
 def test_each_line_of_the_budget_is_weaker_than_the_one_before(sigma, delta, rounds, dimensions, classes):
-    found = privacy.budget(sigma=sigma, rounds=rounds, delta=delta, dimensions=dimensions, classes=classes)
-    # The search for epsilon stops within 1e-12, or within rounding of a large one.
-    slack = 1e-9 * (1 + found.total_epsilon)
-    assert 0 <= found.element_epsilon <= found.vector_epsilon + slack
-    assert found.vector_epsilon <= found.total_epsilon + slack
-    assert found.noise_std is None
+    budget = privacy.budget(sigma=sigma, rounds=rounds, delta=delta, dimensions=dimensions, classes=classes)
+    # The search for epsilon has a tolerance of 1e-12, or of the rounding of large values.
+    slack = 1e-9 * (1 + budget.total_epsilon)
+    assert 0 <= budget.element_epsilon <= budget.vector_epsilon + slack
+    assert budget.vector_epsilon <= budget.total_epsilon + slack
+    assert budget.noise_std is None
 
 
 def test_budget_names_each_release():
-    found = privacy.budget(sigma=0.5, rounds=1, delta=0.01, dimensions=1, classes=2, count=4, bound=1.0)
-    assert found.noise_std == privacy.noise_std(4, 1.0, 0.5) == 0.25
-    labels, values = zip(*found.rows(), strict=True)
+    budget = privacy.budget(sigma=0.5, rounds=1, delta=0.01, dimensions=1, classes=2, count=4, bound=1.0)
+    assert budget.noise_std == privacy.noise_std(4, 1.0, 0.5) == 0.25
+    labels, values = zip(*budget.rows(), strict=True)
     assert "epsilon, 1 element, 2 classes, 1 round" in labels
     assert labels[0] == "noise per element, 4 samples, bound 1"
     assert "claims nothing" in values[1]
-    assert any("soft predictions" in line for line in found.not_covered)
-    assert any("weights" in line for line in found.not_covered)
-    assert any("clipping" in line for line in found.assumptions)
+    assert any("soft predictions" in line for line in budget.not_covered)
+    assert any("weights" in line for line in budget.not_covered)
+    assert any("clipping" in line for line in budget.assumptions)
 
 
 def test_extremes_of_noise():

@@ -1,4 +1,4 @@
-"""Generators for one purpose each, and random layers that leave the global generator alone."""
+"""Generators for one purpose each, and random layers that do not change the global generator."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class TestDerivedSeeds:
             derive_seed(0, "train", 1.5)  # type: ignore[arg-type]
 
     def test_same_in_another_process_and_version(self) -> None:
-        """A saved result's seed must still mean the same draws: the text that is hashed is fixed."""
+        """The seed of a saved result must give the same draws in future versions: the hashed text is fixed."""
         digest = hashlib.blake2b(b"(7, 'train', 3, 'x')", digest_size=8).digest()
         assert derive_seed(7, "train", 3, "x") == int.from_bytes(digest, "big") // 2
 
@@ -82,7 +82,7 @@ class TestDerivedSeeds:
 
 
 class OwnNoise(nn.Module):
-    """A user's own layer, which may draw from anywhere."""
+    """A user's own layer, which may draw from any generator."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x + torch.rand_like(x)
@@ -115,7 +115,7 @@ any_random = pytest.mark.parametrize("make", RANDOM.values(), ids=RANDOM.keys())
 
 
 def _bare(model: nn.Module) -> bool:
-    """Say whether the model holds nothing of the tests' own, so that only torch's layers decide."""
+    """Return whether the model has no layer of the tests, so that only torch's layers decide."""
     return all(type(m).__module__.startswith("torch.") for m in model.modules())
 
 
@@ -126,7 +126,7 @@ def _forward(model: nn.Module, seed: int, x: Tensor) -> Tensor:
 
 class TestForkedGlobalRng:
     @any_random
-    def test_the_seed_decides_and_the_global_state_is_put_back(self, make: Callable[[], nn.Module]) -> None:
+    def test_the_seed_decides_and_the_global_state_is_restored(self, make: Callable[[], nn.Module]) -> None:
         model, x = make(), torch.linspace(-1, 1, 5 * 2 * 8).reshape(5, 2, 8)
         model.train()
         before = torch.get_rng_state()
@@ -145,7 +145,7 @@ class TestForkedGlobalRng:
         ],
         ids=lambda layer: type(layer).__name__,
     )
-    def test_torchs_layers_that_drop_out_by_themselves(self, layer: nn.Module) -> None:
+    def test_torchs_layers_with_dropout_inside(self, layer: nn.Module) -> None:
         assert _bare(layer)
         x = torch.ones(5, 2, 8)
         inputs = (x, x, x) if isinstance(layer, nn.MultiheadAttention) else (x,)
@@ -157,7 +157,7 @@ class TestForkedGlobalRng:
         assert torch.equal(*results)
         assert torch.equal(torch.get_rng_state(), before)
 
-    def test_put_back_after_an_error_in_the_model(self) -> None:
+    def test_the_global_state_is_restored_after_an_error(self) -> None:
         model = nn.Sequential(nn.Dropout(), nn.Linear(2, 2))  # its initial weights are global draws
         before = torch.get_rng_state()
         with pytest.raises(RuntimeError, match="shape"):

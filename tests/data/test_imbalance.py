@@ -1,4 +1,4 @@
-"""Long tails: the profile is exact, and only the seed decides who is kept."""
+"""Long tails: the profile is exact, and only the seed determines which samples are kept."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from flwr_kd.data import DataError, load, long_tail
 
 FACTORS = [1, 10, 20, 50, 100]
-# Gaps between the class numbers, unequal classes, no order.
+# The labels have gaps and no order, and the classes differ in size.
 UNEVEN = np.random.default_rng(0).permutation(np.repeat([1, 2, 5, 9, 40], [700, 130, 400, 101, 55]))
 
 
@@ -22,7 +22,7 @@ def sizes_of(labels: np.ndarray, rows: np.ndarray) -> list[int]:
 
 
 def expected(counts: np.ndarray, factor: float) -> list[int]:
-    """The profile by trying every size of the smallest class, from the largest on."""
+    """Return the profile by trying every size of the smallest class, from the largest on."""
     last = len(counts) - 1
     for smallest in range(int(counts.min()), 0, -1):
         profile = [smallest * factor * factor ** (-c / last) for c in range(last + 1)]
@@ -50,7 +50,7 @@ def test_known_sizes() -> None:
     assert sizes_of(labels, long_tail(labels, 100, seed=0)) == [
         5000, 2997, 1797, 1077, 646, 387, 232, 139, 83, 50
     ]  # fmt: skip
-    # Class 2 is what is short: 10 of it for each of the last.
+    # Class 2 has too few samples: 10 are needed for each sample of the last class.
     labels = np.repeat([0, 2, 3], [1000, 25, 90])
     assert sizes_of(labels, long_tail(labels, 100, seed=0)) == [200, 20, 2]
 
@@ -92,6 +92,6 @@ def test_one_class_and_one_sample() -> None:
         (np.repeat([0, 2, 3], [100, 9, 9]), 100, "factor 100 needs at least 10 samples of class 2 for one of"),
     ],
 )  # fmt: skip
-def test_mistakes(labels: Any, factor: Any, text: str) -> None:
+def test_bad_arguments(labels: Any, factor: Any, text: str) -> None:
     with pytest.raises(DataError, match=text):
         long_tail(labels, factor, seed=0)

@@ -28,7 +28,7 @@ def paint(path: Path, value: int = 0, side: int = 4) -> Path:
 
 
 def animals(root: Path, **counts: int) -> Path:
-    """Write a folder with so many images per class; each has a value of its own, in the order of the names."""
+    """Write a folder with a number of images per class; values differ, and increase in the order of the names."""
     value = 0
     for name, count in sorted(counts.items()):
         (root / name).mkdir(parents=True, exist_ok=True)
@@ -39,13 +39,13 @@ def animals(root: Path, **counts: int) -> Path:
 
 
 def values(x: torch.Tensor) -> list[int]:
-    """Return the grey values of images that each have one, as they were painted."""
+    """Return the original grey values of images with one value each."""
     levels = (x * 0.5 + 0.5) * 255
     assert torch.allclose(levels, levels.flatten(1)[:, :1, None, None].expand_as(levels), atol=1e-3)
     return [round(float(level)) for level in levels[:, 0, 0, 0]]
 
 
-# what clients agree on
+# the form that clients agree on
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def values(x: torch.Tensor) -> list[int]:
         (unicodedata.normalize("NFD", "Bär,Löwe"), "2", DataSpec(("Bär", "Löwe"), (2,))),
     ],
 )
-def test_what_is_agreed_on_is_read_from_texts(classes: str, shape: str, expected: DataSpec) -> None:
+def test_specs_are_read_from_texts(classes: str, shape: str, expected: DataSpec) -> None:
     assert DataSpec.parse(classes, shape) == expected
 
 
@@ -85,7 +85,7 @@ def test_what_is_agreed_on_is_read_from_texts(classes: str, shape: str, expected
         ),
     ],
 )
-def test_what_cannot_be_agreed_on_is_refused(classes: str, shape: str, message: str) -> None:
+def test_bad_specs_are_refused(classes: str, shape: str, message: str) -> None:
     with pytest.raises(DataError, match=message):
         DataSpec.parse(classes, shape)
     with pytest.raises(DataError, match=r"input-shape must be .* got \[True\]"):
@@ -94,17 +94,17 @@ def test_what_cannot_be_agreed_on_is_refused(classes: str, shape: str, message: 
 
 def test_a_label_has_the_number_of_its_name() -> None:
     spec = DataSpec(("3", "1", "nan", "inf", "01"), (2,))
-    found = {
+    indices = {
         name: spec.index(name)
         for name in ("3", "1", " 1 ", "3.0", "1e0", "nan", "inf", "01", "-inf", "2", "1.5")
     }
-    assert found == {
+    assert indices == {
         **{"3": 0, "1": 1, " 1 ": 1, "3.0": 0, "1e0": 1, "nan": 2, "inf": 3, "01": 4},
         **{"-inf": None, "2": None, "1.5": None},
     }
 
 
-def test_what_is_known_without_data_builds_a_model() -> None:
+def test_a_spec_without_data_builds_a_model() -> None:
     bundle = GREY.bundle()
     assert (bundle.num_classes, bundle.input_shape, len(bundle.train), len(bundle.test)) == (
         3,
@@ -137,14 +137,14 @@ def test_images_come_by_class_in_the_order_of_their_names(tmp_path: Path) -> Non
     assert torch.equal(again.x, train.x)
 
 
-def test_names_of_folders_are_compared_in_one_form(tmp_path: Path) -> None:
+def test_folder_names_are_compared_in_a_normal_form(tmp_path: Path) -> None:
     paint(tmp_path / "train" / unicodedata.normalize("NFD", "Bär") / "a.png")
     paint(tmp_path / "train" / "Löwe" / "a.png")
     train, test = load_own(tmp_path, DataSpec.parse("Löwe,Bär", "1x4x4"))
     assert sorted(train.y.tolist() + test.y.tolist()) == [0, 1]
 
 
-def test_a_fifth_is_the_test_part_where_there_is_none(tmp_path: Path) -> None:
+def test_a_fifth_is_held_out_without_a_test_part(tmp_path: Path) -> None:
     animals(tmp_path, cat=20, dog=10)
     train, test = load_own(tmp_path, GREY, seed=3)
     assert sorted(values(train.x) + values(test.x)) == list(range(30))
@@ -204,7 +204,7 @@ def of_mode(mode: str, value: object, ending: str) -> Callable[[Path], None]:
         (pnm, 256 * 200 / 65535),
     ],
 )
-def test_every_kind_of_image_is_scaled_by_what_its_format_can_hold(
+def test_images_are_scaled_by_the_largest_value_of_their_format(
     write: Callable[[Path], None], level: float, spec: DataSpec, tmp_path: Path
 ) -> None:
     (tmp_path / "cat").mkdir()
@@ -225,7 +225,7 @@ def test_colours_stay_or_become_their_luminance(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("side", [1, 3, 4, 7, 40])
 def test_images_of_any_size_fill_the_shape(side: int, tmp_path: Path) -> None:
-    """Also those that are a little smaller: padding would give each size a frame of its own."""
+    """Slightly smaller images are also resized: padding would give each size another margin."""
     paint(tmp_path / "cat" / "a.png", 255, side)
     Image.new("L", (side, 2 * side), 255).save(tmp_path / "cat" / "b.png")
     train, test = load_own(tmp_path, GREY)
@@ -236,7 +236,7 @@ def test_images_of_any_size_fill_the_shape(side: int, tmp_path: Path) -> None:
 # tables
 
 
-def test_a_table_goes_in_as_it_is(tmp_path: Path) -> None:
+def test_tables_are_not_scaled(tmp_path: Path) -> None:
     file = tmp_path / "a.csv"
     file.write_text("age;LABEL;weight\n" + "30.25;dog;-0.5\n" * 4 + "1e3;cat;7\n")
     train, test = load_own(file, TABLE)
@@ -262,7 +262,7 @@ def test_labels_may_be_numbers(tmp_path: Path) -> None:
     assert (train.y.tolist(), test.y.tolist()) == ([1, 0, 1], [0])
 
 
-# what cannot be used
+# data that is refused
 
 
 def nothing(root: Path) -> Path:
@@ -428,7 +428,7 @@ def test_a_folder_is_no_table_and_bytes_are_no_text(tmp_path: Path) -> None:
 # test data and public data
 
 
-def test_test_data_is_the_test_part_or_all(tmp_path: Path) -> None:
+def test_test_data_is_the_test_part_or_all_samples(tmp_path: Path) -> None:
     whole = animals(tmp_path / "whole", cat=3, owl=2)
     assert load_test(whole, GREY).y.tolist() == [0, 0, 0, 2, 2]
     animals(tmp_path / "parts" / "test", dog=2)
@@ -459,8 +459,8 @@ def test_samples_need_no_labels(text: str, expected: list[list[int]] | None, tmp
         with pytest.raises(DataError, match=r"a row has no label"):
             load_samples(path, TABLE)
         return
-    found = load_samples(path, TABLE)
-    assert (found.x.tolist(), set(found.y.tolist())) == (expected, {-1})
+    samples = load_samples(path, TABLE)
+    assert (samples.x.tolist(), set(samples.y.tolist())) == (expected, {-1})
 
 
 def test_samples_that_do_not_fit(tmp_path: Path) -> None:

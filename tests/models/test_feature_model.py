@@ -18,7 +18,7 @@ from flwr_kd.models import FeatureModel, as_feature_model, build_model, count_pa
 
 
 class ConvNet(nn.Module):
-    """Registers its head first and uses names that a wrapper could take for its own."""
+    """A model that registers its head first, and has names that a wrapper may also use."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class ConvNet(nn.Module):
 
 
 class Branching(nn.Module):
-    """Its control flow depends on the data, so that no symbolic run is possible."""
+    """A model whose control flow depends on the data, so that no symbolic run is possible."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class Branching(nn.Module):
 
 
 class Ends(Branching):
-    """Ends in whatever it is given; `branches` hides that from a symbolic run."""
+    """A model that ends in a given layer; `branches` hides the layer from a symbolic run."""
 
     def __init__(self, end: Callable[[Tensor], Any], *, branches: bool) -> None:
         super().__init__()
@@ -156,7 +156,7 @@ def test_wrapper_has_the_originals_state(case: tuple[nn.Module, Tensor, str, int
     assert [name for name, _ in wrapped.named_buffers()] == [name for name, _ in model.named_buffers()]
     assert count_parameters(wrapped) == count_parameters(model)
 
-    # through Flower's record, into a second wrapped and a bare model
+    # Through Flower's record into a second wrapped model and an unwrapped one.
     other = {name: value + 1 for name, value in before.items()}
     arrays = ArrayRecord(OrderedDict(other))
     wrapped.load_state_dict(arrays.to_torch_state_dict())
@@ -188,7 +188,7 @@ def test_wrapper_clones_are_whole_and_independent(
     with torch.no_grad():
         for parameter in twin.parameters():
             parameter.zero_()
-    # the clone's forward sees the clone's parameters, and the first model does not
+    # The clone's forward uses the clone's parameters, and the first model does not.
     assert not torch.any(twin(x))
     assert torch.equal(wrapped(x), expected)
     twin.train()
@@ -361,7 +361,7 @@ def test_head_called_by_keyword_and_in_inference_mode() -> None:
 
 
 @pytest.mark.parametrize(
-    ("end", "found"),
+    ("end", "message"),
     [
         (nn.Softmax(dim=1), "ends in Softmax 'end'"),
         (nn.LogSoftmax(dim=1), "ends in LogSoftmax 'end'"),
@@ -374,8 +374,8 @@ def test_head_called_by_keyword_and_in_inference_mode() -> None:
         (lambda z: {"logits": z}, "returns dict"),
     ],
 )
-def test_what_follows_the_linear_is_refused_by_name(end: Callable[[Tensor], Any], found: str) -> None:
-    with pytest.raises(ValueError, match=found):
+def test_a_layer_after_the_linear_is_named(end: Callable[[Tensor], Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         as_feature_model(Ends(end, branches=False))
 
 
@@ -389,7 +389,7 @@ def test_what_follows_the_linear_is_refused_by_name(end: Callable[[Tensor], Any]
         lambda z: (z, z),
     ],
 )
-def test_what_a_symbolic_run_cannot_see_is_refused_by_features(end: Callable[[Tensor], Any]) -> None:
+def test_features_refuses_errors_that_a_symbolic_run_misses(end: Callable[[Tensor], Any]) -> None:
     wrapped = as_feature_model(Ends(end, branches=True))
     with pytest.raises(
         ValueError, match=r"Ends: its output is not that of its Linear 'head'.*something follows"

@@ -1,4 +1,4 @@
-"""The conditional generator: shapes, seeds, what its outputs look like, and what it refuses."""
+"""The conditional generator: shapes, seeds, distribution of the outputs, and refused arguments."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_the_class_and_the_noise_count(shape: tuple[int, ...]) -> None:
     one, other = (generator(z, torch.full((4,), label)) for label in (0, 2))
     assert not torch.allclose(one, other, atol=1e-3)
     assert not torch.allclose(one[0], one[1], atol=1e-3)
-    # By rows: in eval mode no sample depends on the others.
+    # In eval mode no sample depends on the others.
     torch.testing.assert_close(generator(z[1:2], torch.tensor([2])), other[1:2], rtol=0, atol=1e-5)
 
 

@@ -39,7 +39,7 @@ WIDTHS = (0.25, 0.3, 0.5, 0.77)
 
 
 def build(name: str) -> nn.Module:
-    """Build a model that shows its features; the same weights each time."""
+    """Build a feature model with the same weights each time."""
     if name.startswith("torchvision"):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
@@ -68,7 +68,7 @@ def assert_same_state(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
 
 
 def pass_of(model: nn.Module, x: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """Logits and gradients; dropout's masks are the same in each call."""
+    """Return logits and gradients, with the same dropout masks in each call."""
     model.zero_grad()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
@@ -119,7 +119,7 @@ def test_narrow_passes_give_logits_and_leave_the_state(name: str) -> None:
     flops.append(count_flops(model, x))
     assert all(a < b for a, b in itertools.pairwise(flops))
     if name not in ("mlp", "mlp4", "lenet", "bilstm", "resnet2", "resnet4"):
-        # nearly all of their work is in layers of which both sides are narrowed; resnet2 is its stem
+        # Nearly all operations are in layers with narrowed inputs and outputs. resnet2 has only its stem.
         assert flops[WIDTHS.index(0.5)] < 0.35 * flops[-1]
     features = math.ceil(model.feature_dim / 2)
     with torch.no_grad(), slimmed(model, 0.5):
@@ -128,7 +128,7 @@ def test_narrow_passes_give_logits_and_leave_the_state(name: str) -> None:
         assert torch.equal(model.classify(h), model(x))
 
 
-# Oracles: ordinary layers of the narrow size, with the same names in their state, that hold the first slices.
+# Oracles: ordinary layers of the narrow size, with the same names in their state and the first slices of weights.
 
 
 def kept(width: float, channels: int) -> int:
@@ -148,7 +148,7 @@ def lenet(width: float | None) -> nn.Module:
 
 
 class Block(nn.Module):
-    """Two convolutions; new channels of the shortcut are zeros, `before` of them in front."""
+    """Two convolutions; the shortcut's new channels are zeros, `before` of them in front."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, before: int) -> None:
         super().__init__()
@@ -204,7 +204,7 @@ def shuffle_blocks(width: float | None) -> nn.Module:
 
 
 def shufflenet(width: float | None) -> nn.Module:
-    # of the middle three each half is a branch
+    # In the middle three blocks each half is a branch.
     sizes = [24, 48, 96, 192, 1024]
     if width is not None:
         sizes = [kept(width, 24), *(2 * kept(width, size // 2) for size in sizes[1:4]), kept(width, 1024)]
@@ -283,10 +283,10 @@ def test_narrow_pass_at_any_width(width: float) -> None:
 
 @pytest.mark.parametrize("name", ["lenet", "resnet8"])
 def test_gradients_stay_in_the_first_channels(name: str) -> None:
-    """By a list of the layers' sides that is written down here."""
+    """Compare with a list of the layers' sizes."""
     model = make_slimmable(build(name))
     assert isinstance(model, FeatureModel)
-    # width 0.3: of 6, 16, 120, 84 and 16, 32, 64
+    # Width 0.3 of 6, 16, 120, 84 and of 16, 32, 64.
     lenet = {"0": (2, 3), "3": (5, 2), "7": (36, 5 * 4), "9": (26, 36)}
     resnet = {"stem.0": (5, 3), "stage1.0.conv1": (5, 5), "stage1.0.conv2": (5, 5)}
     resnet |= {"stage2.0.conv1": (10, 5), "stage2.0.conv2": (10, 10)}
@@ -295,8 +295,8 @@ def test_gradients_stay_in_the_first_channels(name: str) -> None:
     sides["head"] = (CLASSES, 26 if name == "lenet" else 20)
     with slimmed(model, 0.3):
         pass_of(model, batch())
-    found = {n for n, m in model.named_modules() if isinstance(m, nn.Conv2d | nn.Linear)}
-    assert found == set(sides)
+    layers = {n for n, m in model.named_modules() if isinstance(m, nn.Conv2d | nn.Linear)}
+    assert layers == set(sides)
     for layer, (out, into) in sides.items():
         gradient = model.get_parameter(f"{layer}.weight").grad
         assert gradient is not None
@@ -351,7 +351,7 @@ def test_batchnorm(tracked: bool, affine: bool, training: bool) -> None:
         centred = x - x.mean(axes, keepdim=True)
         expected = centred / ((centred**2).mean(axes, keepdim=True) + 0.1).sqrt() * scale + shift
         torch.testing.assert_close(norm(x), expected)
-        # one value per channel
+        # One value per channel.
         single = (
             x[:1].detach() if not sides else x[:1, :, :1, :1].detach() if len(sides) > 1 else x[:1, :, :1]
         )
@@ -371,7 +371,7 @@ def test_batchnorm(tracked: bool, affine: bool, training: bool) -> None:
         assert norm.training is training
 
 
-def test_width_is_put_back() -> None:
+def test_width_is_restored() -> None:
     model, x = make_slimmable(build("resnet8")), batch()
     shapes = lambda: {m.width for m in model.modules() if hasattr(m, "width")}  # noqa: E731
     with slimmed(model, 0.5):
@@ -398,7 +398,7 @@ def test_width_out_of_range(width: float) -> None:
         count_flops(model, batch(), width)
 
 
-def test_widths_that_are_taken() -> None:
+def test_allowed_widths() -> None:
     model = make_slimmable(build("mlp"))
     for width, features in ((1, 64), (np.float32(0.5), 32), (np.float64(0.25), 16)):
         with slimmed(model, width):
@@ -422,7 +422,7 @@ class OwnConv(nn.Conv2d):
 
 
 class Scaled(nn.Module):
-    """Has parameters of its own and a layer."""
+    """A module with parameters outside of its layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -509,7 +509,7 @@ def test_final_linear_is_not_the_last_registered() -> None:
     for net in (make_slimmable(Net()), make_slimmable(as_feature_model(Net()))):
         with slimmed(net, 0.5):
             assert net(x).shape == (2, CLASSES)
-    # of a pair, too; and a part that was made slimmable on its own does not stay whole in the larger model
+    # Also for a pair. A part that was made slimmable alone does not stay whole in the larger model.
     body = make_slimmable(nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 6)))
     pair = make_slimmable(FeatureModel(body, nn.Sequential(nn.Linear(6, 4), nn.Linear(4, CLASSES))))
     with slimmed(pair, 0.5):

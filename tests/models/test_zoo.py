@@ -47,7 +47,7 @@ def batch(shape: tuple[int, ...], size: int = 2) -> torch.Tensor:
 
 
 def texts(*lengths: int, padded_to: int = LENGTH) -> torch.Tensor:
-    """Return token ids of texts that are so long."""
+    """Return token ids of texts with the given lengths."""
     shape = len(lengths), padded_to
     tokens = torch.randint(1, VOCABULARY, shape, generator=torch.Generator().manual_seed(1))
     return tokens * (torch.arange(padded_to) < torch.tensor(lengths)[:, None])
@@ -58,7 +58,7 @@ def inputs(name: str, shape: tuple[int, ...], size: int = 2) -> torch.Tensor:
 
 
 def build(name: str, shape: tuple[int, ...] = (3, 32, 32), **changes: Any) -> FeatureModel:
-    """Build a model for images of that shape, or for texts."""
+    """Build a model for images of a shape, or for texts."""
     options: dict[str, Any] = {"input_shape": shape, "num_classes": 10, "seed": 0}
     if name == "bilstm":
         options |= {"input_shape": (LENGTH,), "vocabulary": VOCABULARY}
@@ -72,7 +72,7 @@ def test_names() -> None:
 @pytest.mark.parametrize(
     ("name", "shape", "classes", "expected"),
     [
-        # printed in the papers
+        # These are printed in the papers.
         ("resnet18", (3, 32, 32), 10, 11_209_994),
         ("resnet18", (3, 32, 32), 100, 11_215_844),
         ("shufflenet", (3, 32, 32), 10, 1_286_734),
@@ -81,7 +81,7 @@ def test_names() -> None:
         ("lenet", (1, 28, 28), 10, 61_706),
         *((name, (3, 32, 32), 10, size) for name, size in SPLIT.items()),  # FedDKC's Table 3
         ("resnet32", (3, 32, 32), 10, 464_154),  # He et al. 2016: 0.46 M
-        # counted by hand
+        # These were counted by hand.
         ("resnet8", (3, 32, 32), 10, 75_290),
         ("mlp", (1, 8, 8), 10, 64 * 200 + 200 + 200 * 64 + 64 + 64 * 10 + 10),
         ("mlp4", (1, 8, 8), 10, 64 * 200 + 200 + 3 * (200 * 200 + 200) + 200 * 10 + 10),
@@ -122,7 +122,7 @@ def test_forward_is_classify_of_features(name: str, shape: tuple[int, ...]) -> N
         assert torch.equal(h, kept)
         assert torch.all(h >= 0)
         assert torch.any(h > 0)
-        # different images, different features: nothing on the way shrank to a constant
+        # Different images have different features, so that no layer is constant.
         assert not torch.equal(h[0], h[1])
         one = model(x[:1])
         torch.testing.assert_close(one, logits[:1], rtol=1e-4, atol=1e-5)
@@ -132,7 +132,7 @@ def test_forward_is_classify_of_features(name: str, shape: tuple[int, ...]) -> N
 @pytest.mark.parametrize("name", MODELS)
 def test_gradients_reach_every_parameter(name: str, shape: tuple[int, ...]) -> None:
     model = build(name, shape)
-    # a mask from the global generator could hide a parameter
+    # A dropout mask could hide a parameter.
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
@@ -320,7 +320,7 @@ def test_a_split_model_is_split_before_its_last_linear_where_vectors_are_wanted(
     assert list(vectors.state_dict()) == list(model.state_dict())
 
 
-def test_a_split_model_says_what_does_not_fit() -> None:
+def test_a_split_model_names_mismatches() -> None:
     stem, head = nn.Conv2d(1, 4, 3, padding=1), nn.Sequential(nn.Flatten(), nn.Linear(256, 10))
     with pytest.raises(ValueError, match=r"features must have the shape \[B, 4, 7, 7\], got \[2, 4, 8, 8\]"):
         SplitModel(stem, head, feature_shape=(4, 7, 7)).features(batch((1, 8, 8)))
@@ -356,7 +356,7 @@ def test_every_hidden_layer_has_a_relu(name: str, layers: int) -> None:
 
 
 def reference_features(model: nn.Module, text: torch.Tensor) -> torch.Tensor:
-    """Compute one unpadded text's features with torch's bidirectional LSTMs."""
+    """Compute the features of one unpadded text with torch's bidirectional LSTMs."""
     extractor = model.extractor
     x = extractor.embedding(text[None])
     for ours, (width, units) in ((extractor.lstm1, (128, 128)), (extractor.lstm2, (256, 64))):
@@ -436,7 +436,7 @@ def test_texts_still_differ_after_bilstms_many_layers() -> None:
 
 
 def test_bilstm_can_be_trained() -> None:
-    # The class is which of two words occurs, anywhere in noise.
+    # The class depends on which of two words occurs among random ones.
     tokens = texts(*range(4, 12), *range(4, 12), *range(4, 12), *range(4, 12)).clamp(max=40)
     y = torch.arange(32) % 2
     tokens[torch.arange(32), torch.arange(32) % 4] = 48 + y
@@ -474,9 +474,7 @@ def test_only_bilstm_takes_token_ids(name: str) -> None:
         ({"input_shape": (1, 8, 8)}, ValueError, r"bilstm takes an input_shape \(length,\), got \(1, 8, 8\)"),
     ],
 )
-def test_what_bilstm_cannot_be_built_of(
-    changes: dict[str, Any], error: type[Exception], message: str
-) -> None:
+def test_bad_arguments_of_bilstm(changes: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         build("bilstm", **changes)
 

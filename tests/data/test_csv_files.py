@@ -1,0 +1,117 @@
+"""Tables from csv files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from flwr_kd.data import DataError, load, load_public
+
+
+def write_csv(path: Path, lines: list[str]) -> str:
+    path.write_text("\n".join(lines) + "\n")
+    return f"csv:{path}"
+
+
+def letter_rows(number: int = 100) -> list[str]:
+    values = np.random.default_rng(0).normal(5, 3, (number, 3)).round(3)
+    return [f"{a},{b},{c},{'ABZ'[i % 3]}" for i, (a, b, c) in enumerate(values)]
+
+
+def test_csv_of_letters_without_a_header(tmp_path: Path) -> None:
+    name = write_csv(tmp_path / "letter.dat", letter_rows())
+    bundle, public = load(name), load_public(None, dataset=name)
+    assert (len(bundle.train), len(bundle.test), len(public)) == (60, 20, 20)
+    assert bundle.num_classes == 3
+    assert bundle.input_shape == (3,)
+    assert bundle.train.x.mean(0).abs().max() < 1e-6
+    assert (bundle.train.x.std(0, correction=0) - 1).abs().max() < 1e-5
+    assert bundle.test.x.mean(0).abs().max() > 1e-3, "the test part must not be standardised by itself"
+    for part in (bundle.train, bundle.test, public):
+        counts = torch.bincount(part.y, minlength=3)
+        assert counts.max() - counts.min() <= 1
+    assert sum(map(len, (bundle.train, bundle.test, public))) == 100
+
+
+def test_csv_headers_and_label_columns(tmp_path: Path) -> None:
+    plain = load(write_csv(tmp_path / "plain.csv", letter_rows()))
+    named = load(write_csv(tmp_path / "named.csv", ["a,b,c,kind", *letter_rows()]))
+    numbers = load(write_csv(tmp_path / "numbers.csv", ["0,1,2,Target", *letter_rows()]))
+    moved = [",".join([row.split(",")[3], *row.split(",")[:3]]) for row in letter_rows()]
+    first = load(write_csv(tmp_path / "first.csv", ["class,a,b,c", *moved]))
+    other = [row.replace(",", " ; ") for row in ["a,b,c,label", *letter_rows()]]
+    semicolons = load(write_csv(tmp_path / "semi.csv", other))
+    for bundle in (named, numbers, first, semicolons):
+        assert torch.equal(bundle.train.x, plain.train.x)
+        assert torch.equal(bundle.train.y, plain.train.y)
+        assert torch.equal(bundle.test.y, plain.test.y)
+
+
+def test_csv_number_labels_are_in_the_order_of_numbers(tmp_path: Path) -> None:
+    lines = [f"{i},{[2, 10, 9][i % 3]}" for i in range(60)]
+    bundle = load(write_csv(tmp_path / "x.csv", lines))
+    values = ((bundle.train.x[:, 0] - bundle.train.x[:, 0].min()) / bundle.train.x[:, 0].std()).numpy()
+    spread = np.diff(np.sort(values)).min()
+    row = np.round(values / spread).astype(int)
+    offset = next(o for o in range(60) if bundle.train.y[0] == [0, 2, 1][(row[0] + o) % 3])
+    assert bundle.train.y.tolist() == [[0, 2, 1][(r + offset) % 3] for r in row]
+
+
+def test_csv_constant_columns_and_classes_of_one(tmp_path: Path) -> None:
+    lines = [f"{i},7,{'common' if i else 'single'}" for i in range(30)]
+    bundle = load(write_csv(tmp_path / "x.csv", lines))
+    assert bundle.train.x[:, 1].tolist() == [0] * len(bundle.train)
+    assert torch.bincount(bundle.train.y).tolist()[1] == 1
+    assert bundle.test.y.tolist() == [0] * 6
+
+
+def test_csv_as_public_data_of_another(tmp_path: Path) -> None:
+    name = write_csv(tmp_path / "x.csv", letter_rows())
+    shifted = [f"{i},{i},{i},{i % 2}" for i in range(10)]
+    public = load_public(write_csv(tmp_path / "y.csv", shifted), dataset=name)
+    bundle = load(name)
+    assert public.x.shape == (10, 3)
+    # The second table is on the scale of the first, so that equal steps of raw values stay equal.
+    steps = public.x.diff(dim=0)
+    assert torch.allclose(steps, steps[:1].expand_as(steps), atol=1e-5)
+    assert 0.2 < steps[0, 0] < 0.5
+    narrow = write_csv(tmp_path / "z.csv", ["1,0", "2,1", "3,0"])
+    with pytest.raises(DataError, match=r"a table of 1 features cannot stand in for one of 3"):
+        load_public(narrow, dataset=name)
+    assert bundle.input_shape == (3,)
+
+
+def test_csv_path_relative_to_data_dir(tmp_path: Path) -> None:
+    write_csv(tmp_path / "x.csv", letter_rows())
+    bundle = load("csv:x.csv", data_dir=str(tmp_path))
+    assert bundle.name == "csv:x.csv"
+    assert len(bundle.train) == 60
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ([""], "is empty"),
+        (["1", "2"], "at least one feature"),
+        (["a,label"], "one row of data"),
+        (["a,b,label", "1,2,x", "1,red,y"], "row 3, column 'b': 'red' is not a finite number"),
+        (["1,2,x", "1,nan,y"], "row 2, column 1: 'nan' is not a finite"),
+        (["1,,x", "1,3,y"], "row 1, column 1: '' is not a finite"),
+        (["1,2,x", "1,y"], "row 2: 2 cells where the first row has 3"),
+        (["1,x", "2,"], "a row has no label"),
+        (["1,0.5", "2,0.7"], "regression"),
+        (["1,x", "2,x"], "at least 2 classes.*'x'"),
+        (["1,x", "2,y", "3,x"], "3 samples are too few to hold a fifth back"),
+    ],
+)
+def test_bad_csv_files_are_named(tmp_path: Path, lines: list[str], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        load(write_csv(tmp_path / "x.csv", lines))
+
+
+def test_a_missing_csv_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"nowhere.csv' cannot be read"):
+        load(f"csv:{tmp_path / 'nowhere.csv'}")
