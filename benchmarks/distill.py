@@ -26,6 +26,7 @@ from flwr_kd.data import ArrayDataset
 from flwr_kd.distillation.config import DistillationConfig
 from flwr_kd.distillation.student import Distillation, distil_ensemble
 from flwr_kd.learning.batches import Batches
+from flwr_kd.learning.device import one_thread
 from flwr_kd.learning.weights import get_weights, load_weights
 from flwr_kd.models import build_model
 from flwr_kd.results.provenance import versions
@@ -34,12 +35,12 @@ TEACHERS, SAMPLES, EPOCHS, BATCH = 20, 1000, 5, 128
 SHAPE, CLASSES, REPEATS = (1, 28, 28), 10, 3
 
 
+@one_thread()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, help="write the numbers as JSON")
     parser.add_argument("--memory", choices=("once", "loop"), help=argparse.SUPPRESS)
     options = parser.parse_args()
-    torch.set_num_threads(1)
     if options.memory:
         print(json.dumps(memory(options.memory)))
         return

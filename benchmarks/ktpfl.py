@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flwr_kd.learning.device import one_thread
 from flwr_kd.results.provenance import versions
 from flwr_kd.strategies.ktpfl.functional import coefficient_gradient, extend, personal_targets, step
 
@@ -31,12 +32,12 @@ REPEATS = 5
 RATE, RHO = 1e-4, 0.6
 
 
+@one_thread()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, help="write the numbers as JSON")
     parser.add_argument("--clients", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    torch.set_num_threads(1)
     if options.clients:
         print(json.dumps(measure(options.clients)))
         return

@@ -47,6 +47,7 @@ from flwr_kd.experiments.data import bundle_of, client_splits
 from flwr_kd.experiments.experiment import Experiment
 from flwr_kd.learning import loop
 from flwr_kd.learning.batches import Batches, into_batches
+from flwr_kd.learning.device import one_thread
 from flwr_kd.results.provenance import versions
 from flwr_kd.transport.payload import Payload
 
@@ -212,8 +213,8 @@ def bare_round(experiment: Experiment, config: MethodConfig, extra: int, rounds:
     return statistics.median(seconds[1:])
 
 
+@one_thread()
 def _bare(pipe: Any, experiment: Experiment, config: MethodConfig, extra: int, clients: list[int]) -> None:
-    torch.set_num_threads(1)
     bundle, splits = bundle_of(experiment), client_splits(experiment)
     data = [(bundle.train.x[splits[i][0]], bundle.train.y[splits[i][0]]) for i in clients]
     models = [experiment.build_model(i) for i in clients]

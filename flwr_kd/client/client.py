@@ -150,8 +150,9 @@ class KDClient(NumPyClient, Generic[ConfigT]):
     # ------------------------------------------------------------------ Flower's interface
 
     def get_properties(self, config: Mapping[str, Any]) -> dict[str, bool | int | float | str | bytes]:
-        """Answer the handshake."""
+        """Answer the handshake. A client that cannot take part says why in the property ``refusal``."""
         found = {
+            flower_records.VERSION: flower_records.WIRE_VERSION,
             "num-examples": len(self.train_batches),
             "num-test-examples": 0 if self.test_batches is None else len(self.test_batches),
             "num-classes": self.num_classes,
@@ -159,11 +160,15 @@ class KDClient(NumPyClient, Generic[ConfigT]):
             "arrays": ArrayTemplate.of_ndarrays(self._named_arrays()).to_json(),
             **self.properties(),
         }
-        if self.personal:
+        version = config.get(flower_records.VERSION)
+        refusal = flower_records.version_mismatch(version, theirs="server", ours="client")
+        if refusal is None and self.personal:
             try:
                 self.check_state()
             except StateError as error:
-                found[flower_records.REFUSAL] = str(error)
+                refusal = str(error)
+        if refusal is not None:
+            found[flower_records.REFUSAL] = refusal
         for key in ("partition-id", "sector"):
             if key in self.context.node_config:
                 found[key] = self.context.node_config[key]

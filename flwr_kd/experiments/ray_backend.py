@@ -19,7 +19,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from flwr_kd.checks import ConfigError
 from flwr_kd.experiments.experiment import Experiment
-from flwr_kd.learning.device import resolve_device
+from flwr_kd.learning.device import one_thread, resolve_device
 
 __all__ = ["run_ray"]
 
@@ -58,13 +58,10 @@ def run_ray(app: ClientApp, experiment: Experiment, serve: Callable[[Grid], None
 
     @server.main()
     def main(grid: Grid, context: Context) -> None:
-        # One thread, as the workers have: the server's own sums must not depend on the machine's cores.
-        before = torch.get_num_threads()
-        torch.set_num_threads(1)
         try:
-            serve(grid)
+            with one_thread():
+                serve(grid)
         finally:
-            torch.set_num_threads(before)
             _end_workers()
 
     gpus = (

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from flwr.app import ArrayRecord, Context
 from flwr.client import Client, NumPyClient
 from flwr.clientapp import ClientApp
@@ -30,6 +29,7 @@ from flwr_kd.experiments.evaluation import evaluator
 from flwr_kd.experiments.experiment import Experiment, attacker_ids
 from flwr_kd.experiments.malicious_client import MaliciousClient
 from flwr_kd.experiments.ray_backend import run_ray
+from flwr_kd.learning.device import one_thread
 from flwr_kd.learning.weights import size_of
 from flwr_kd.results.schema import RoundResult, RunResult
 from flwr_kd.seeding import derive_seed
@@ -264,13 +264,10 @@ def _state_dir(experiment: Experiment, folder: str) -> str | None:
 def run_inline(app: ClientApp, experiment: Experiment, serve: Callable[[Grid], None]) -> None:
     """Run a server against clients in this process."""
     grid = InlineGrid(app, experiment.clients, workers=experiment.workers, seed=experiment.seed)
-    before = torch.get_num_threads()
-    # As many as a Ray worker has, so that both backends give the same numbers to the last bit.
-    torch.set_num_threads(1)
     try:
-        serve(grid)
+        with one_thread():
+            serve(grid)
     finally:
-        torch.set_num_threads(before)
         grid.close()
 
 

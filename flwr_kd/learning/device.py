@@ -1,12 +1,15 @@
-"""The device that models are trained on."""
+"""Where models are trained, and with how many threads."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
 from flwr_kd.checks import ConfigError
 
-__all__ = ["resolve_device"]
+__all__ = ["one_thread", "resolve_device"]
 
 
 def resolve_device(device: str | torch.device) -> torch.device:
@@ -30,3 +33,24 @@ def resolve_device(device: str | torch.device) -> torch.device:
             f"device must be auto, cpu, cuda[:N] or mps and be there, got {device!r} ({reason})"
         ) from None
     return resolved
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Let PyTorch compute with one thread, and restore the number of threads in the end; also a decorator.
+
+    The order of summation depends on the number of threads. With one, as Ray's workers have, the numbers are the
+    same with any backend and on any number of cores.
+
+    Examples
+    --------
+    >>> with one_thread():
+    ...     torch.get_num_threads()
+    1
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -22,7 +22,8 @@ __all__ = ["CHECKPOINT", "Checkpoint"]
 
 NDArray = npt.NDArray[Any]
 CHECKPOINT = "checkpoint.safetensors"
-_VERSION = "1"
+_VERSION = "2"
+"""Of the file's names and metadata. flwr-kd 0.1 wrote version 1."""
 
 
 @dataclass(frozen=True)
@@ -112,9 +113,15 @@ class Checkpoint:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except (SafetensorError, OSError) as error:
             raise ConfigError(f"{path} cannot be read: {error}") from None
-        found = (metadata.get("strategy"), metadata.get("version"))
-        if found != (strategy, _VERSION):
-            raise ConfigError(f"{path} is of {found[0]} (version {found[1]}), expected {strategy}")
+        version, writer = metadata.get("version"), metadata.get("strategy")
+        if version != _VERSION:
+            raise ConfigError(
+                f"{path} is {f'a checkpoint of version {version}' if version else 'no checkpoint'}, expected "
+                f"version {_VERSION}: end its run with the flwr-kd that wrote it (0.1 writes version 1), or begin "
+                "anew with another checkpoint_dir"
+            )
+        if writer != strategy:
+            raise ConfigError(f"{path} is a checkpoint of {writer}, expected one of {strategy}")
         try:
             arrays = {name: Array(tensors[f"arrays/{name}"]) for name in json.loads(metadata["names"])}
             state = {n.removeprefix("state/"): v for n, v in tensors.items() if n.startswith("state/")}

@@ -69,6 +69,7 @@ _SPECIAL: dict[str, tuple[Any, ...]] = {
     "num-public-examples": (0, 1, 31, 33, 2**40),
     "public-digest": ("", "a" * 64, "A" * 128, "A" * 129, "../x", "é" * 64),
     "sector": ("", "a", "0", 0, -5, 2**63 - 1, 1.5, "s" * 100, "s" * 101, FORGED),
+    "wire-version": (1, 3, "2", 2.5, FORGED),
     "refusal": ("", "no", FORGED, "r" * 5000, 5, True),
 }
 PROPERTIES = tuple(_SPECIAL)

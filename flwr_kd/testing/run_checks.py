@@ -53,6 +53,16 @@ def method_is_described(case: Case) -> None:
     method = case.method
     ensure(method.paper and method.exchanged, "paper or exchanged is empty", "both say something")
     equal("the registration's global_model", method.global_model, method.strategy.sends_weights)
+    if method.strategy.sends_weights:
+        ensure(
+            not method.client.personal, "the client is personal, and the strategy has a global model", "one"
+        )
+    elif not method.strategy.reply_arrays:
+        ensure(
+            method.client.personal,
+            "no weights are sent, and the client is not personal",
+            "it keeps its model",
+        )
     for half, kind in (("strategy", method.strategy), ("client", method.client)):
         equal(f"config_class of the {half}", kind.config_class, method.config_class)
     for parameter, _, _, text in method.config_class.help():

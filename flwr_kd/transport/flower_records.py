@@ -21,6 +21,7 @@ from flwr_kd.transport.payload import PayloadError
 from flwr_kd.transport.template import EMPTY, read_array
 
 __all__ = [
+    "WIRE_VERSION",
     "EvaluateReply",
     "TrainReply",
     "evaluate_message",
@@ -31,9 +32,14 @@ __all__ = [
     "read_properties",
     "read_train_reply",
     "train_message",
+    "version_mismatch",
 ]
 
 NDArray = npt.NDArray[Any]
+WIRE_VERSION = 2
+"""Version of what travels besides payloads, which have versions of their own: the keys of configs, properties and
+metrics, and what they mean. flwr-kd 0.1 had version 1, and did not name it."""
+VERSION = "wire-version"
 PAYLOAD, PHASE, ROUND, SEED, NAMES, MAX_BYTES, RUN, TRAINED, KNOWN, SAVED, STATE_LOST, REFUSAL = (
     "payload",
     "phase",
@@ -99,8 +105,8 @@ def evaluate_message(
 
 
 def properties_message(node_id: int, *, config: Mapping[str, Any], ttl: float | None = None) -> Message:
-    """Return the handshake's question."""
-    content = RecordDict({"getpropertiesins.config": ConfigRecord(dict(config))})
+    """Return the handshake's question, which names the wire's version."""
+    content = RecordDict({"getpropertiesins.config": ConfigRecord({**config, VERSION: WIRE_VERSION})})
     return Message(content, dst_node_id=node_id, message_type="get_properties", ttl=ttl)
 
 
@@ -139,14 +145,48 @@ def read_evaluate_reply(message: Message) -> EvaluateReply:
 
 
 def read_properties(message: Message) -> dict[str, Any]:
-    """Read the handshake's answer.
+    """Read the handshake's reply.
 
     Raises
     ------
     PayloadError
-        If the record is missing.
+        If the record is missing, or the client has another version of the wire.
     """
-    return dict(_record(_content(message).config_records, "getpropertiesres.properties"))
+    properties = dict(_record(_content(message).config_records, "getpropertiesres.properties"))
+    mismatch = version_mismatch(properties.get(VERSION), theirs="client", ours="server")
+    if mismatch is not None:
+        raise PayloadError(mismatch)
+    return properties
+
+
+def version_mismatch(version: object, *, theirs: str, ours: str) -> str | None:
+    """Say why a peer's version of the wire does not fit, and what to do; None if it fits.
+
+    Parameters
+    ----------
+    version : object
+        What the peer named in the handshake; None if it named nothing.
+    theirs, ours : str
+        ``"client"`` and ``"server"``, or the other way round.
+
+    Examples
+    --------
+    >>> print(version_mismatch(None, theirs="client", ours="server"))
+    the client names no wire version, as flwr-kd before 0.2; the server's is 2: update flwr-kd at the client
+    >>> print(version_mismatch(3, theirs="server", ours="client"))
+    the server's wire version is 3, the client's is 2: install the same version of flwr-kd at both
+    """
+    if type(version) is int and version == WIRE_VERSION:
+        return None
+    if version is None:
+        return (
+            f"the {theirs} names no wire version, as flwr-kd before 0.2; the {ours}'s is {WIRE_VERSION}: "
+            f"update flwr-kd at the {theirs}"
+        )
+    return (
+        f"the {theirs}'s wire version is {shown(version)}, the {ours}'s is {WIRE_VERSION}: install the same "
+        "version of flwr-kd at both"
+    )
 
 
 def forget(message: Message) -> None:

@@ -922,7 +922,7 @@ def test_wrong_arguments_of_start_are_refused(toy: Any, grid_of: Any) -> None:
 
 def test_a_checkpoint_of_another_method_or_model_is_refused(grid_of: Any, tmp_path: Any) -> None:
     FedHKD(checkpoint_dir=tmp_path, **QUICK).start(grid_of(FedHKDClient), initial(), num_rounds=1)
-    with pytest.raises(ConfigError, match="is of FedHKD"):
+    with pytest.raises(ConfigError, match="is a checkpoint of FedHKD, expected one of FedAvg"):
         FedAvg(checkpoint_dir=tmp_path, resume=True).start(grid_of(), initial())
     with pytest.raises(ConfigError, match=r"does not fit initial_arrays: array 'body.weight' has shape"):
         FedHKD(checkpoint_dir=tmp_path, resume=True).start(

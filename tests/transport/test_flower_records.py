@@ -99,7 +99,8 @@ class TestMessages:
         assert compat.recorddict_to_evaluateins(evaluate.content, keep_input=True).config == {"phase": "x"}
         assert (evaluate.metadata.message_type, evaluate.metadata.ttl) == ("evaluate", 12.5)
         ask = flower_records.properties_message(4, config={"seed": 1})
-        assert compat.recorddict_to_getpropertiesins(ask.content).config == {"seed": 1}
+        config = compat.recorddict_to_getpropertiesins(ask.content).config
+        assert config == {"seed": 1, "wire-version": flower_records.WIRE_VERSION}
         assert ask.metadata.message_type == "get_properties"
 
     def test_no_arrays_and_no_payload(self) -> None:
@@ -158,8 +159,26 @@ class TestReplies:
         )
 
     def test_properties(self) -> None:
-        content = RecordDict({"getpropertiesres.properties": ConfigRecord({"a": 1, "b": "x"})})
-        assert flower_records.read_properties(_reply(content)) == {"a": 1, "b": "x"}
+        sent: dict[str, Any] = {"a": 1, "b": "x", "wire-version": flower_records.WIRE_VERSION}
+        content = RecordDict({"getpropertiesres.properties": ConfigRecord(sent)})
+        assert flower_records.read_properties(_reply(content)) == sent
+
+    @pytest.mark.parametrize(
+        ("version", "text"),
+        [
+            (None, r"the client names no wire version, as flwr-kd before 0.2; the server's is 2: update"),
+            (1, r"the client's wire version is 1, the server's is 2: install the same version of flwr-kd"),
+            (3, r"the client's wire version is 3, the server's is 2: install"),
+            ("2", r"the client's wire version is '2', the server's is 2"),
+            (2.0, r"the client's wire version is 2.0, the server's is 2"),
+            (True, r"the client's wire version is True, the server's is 2"),
+        ],
+    )
+    def test_another_version_of_the_wire_is_refused(self, version: Any, text: str) -> None:
+        named = {} if version is None else {"wire-version": version}
+        content = RecordDict({"getpropertiesres.properties": ConfigRecord(named)})
+        with pytest.raises(PayloadError, match=text):
+            flower_records.read_properties(_reply(content))
 
     @pytest.mark.parametrize(
         "read",
