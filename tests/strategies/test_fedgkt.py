@@ -1,4 +1,4 @@
-"""FedGKT and FedDKC at work: rows that meet their samples, the server's two orders, what is refused."""
+"""FedGKT's rounds: rows and samples, the server's training, failures, resumption."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from feature_rounds import CLASSES, CLIENTS, FEATURES, QUICK, SAMPLES, features, pair, samples, start, task
 from flwr.app import ArrayRecord, Context, RecordDict
-from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 
@@ -18,39 +18,17 @@ from flwr_kd.checks import ConfigError
 from flwr_kd.client.task import Task
 from flwr_kd.learning.batches import DatasetError
 from flwr_kd.models import SplitModel, build_model, build_predictor, count_parameters
-from flwr_kd.server.records import HandshakeError, KDResult
-from flwr_kd.strategies.feddkc import FedDKC, FedDKCClient, FedDKCConfig, refine_entropy, refine_peak
+from flwr_kd.server.records import HandshakeError
+from flwr_kd.strategies.feddkc import FedDKC, FedDKCConfig
 from flwr_kd.strategies.fedgkt import (
     ClientFeatures,
     FedGKT,
     FedGKTClient,
     FedGKTConfig,
     ServerLogits,
-    transfer_loss,
 )
-from flwr_kd.strategies.fedgkt.functional import check_index, in_sample_order
-from flwr_kd.strategies.fedgkt.messages import pack_features
 from flwr_kd.testing.faults import Fault
-from flwr_kd.transport.inline_grid import InlineGrid
 from flwr_kd.transport.payload import PayloadError
-
-CLASSES, FEATURES, SAMPLES, CLIENTS = 3, 5, 20, 4
-QUICK: dict[str, Any] = {"batch_size": 8, "min_available_nodes": CLIENTS, "device": "cpu"}
-
-
-def samples(index: int, size: int = SAMPLES) -> TensorDataset:
-    """Return inputs whose first number tells client and sample apart."""
-    draw = torch.Generator().manual_seed(index)
-    x = torch.randn(size, FEATURES, generator=draw)
-    x[:, 0] = index + torch.arange(size) / 1000
-    return TensorDataset(x, torch.arange(size) % CLASSES)
-
-
-def pair(index: int = 0) -> tuple[nn.Module, nn.Module]:
-    """Return an extractor that changes nothing, and a small predictor."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(index)
-        return nn.Identity(), nn.Linear(FEATURES, CLASSES)
 
 
 class Echo(nn.Module):
@@ -91,125 +69,10 @@ class Watched(FedGKTClient):
         return loss
 
 
-def app(make: Callable[[int, Context], Any]) -> ClientApp:
-    return ClientApp(client_fn=lambda c: make(int(c.node_config["partition-id"]), c).to_client())
-
-
-def plain_client(index: int, context: Context) -> FedGKTClient:
-    return FedGKTClient(pair(index), samples(index), samples(index, 6), context=context, device="cpu")
-
-
-def start(
-    strategy: FedGKT, make: Callable[[int, Context], Any] = plain_client, rounds: int = 2, **grid: Any
-) -> KDResult:
-    inline = InlineGrid(app(make), CLIENTS, **grid)
-    try:
-        return strategy.start(inline, ArrayRecord(), num_rounds=rounds, timeout=20)
-    finally:
-        inline.close()
-
-
 def lone_client(kind: type[FedGKTClient] = FedGKTClient, **options: Any) -> FedGKTClient:
     context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})
     options = {"model": pair(), "train_set": samples(0), "device": "cpu"} | options
     return kind(context=context, **options)
-
-
-def task(config: FedGKTConfig, server_round: int = 1, payload: bytes | None = None) -> Task:
-    return Task(server_round, "train", 0, (), [], payload, config)
-
-
-def features(**changes: Any) -> ClientFeatures:
-    values: dict[str, Any] = {
-        "index": np.arange(4),
-        "features": np.zeros((4, FEATURES), np.float32),
-        "logits": np.zeros((4, CLASSES), np.float32),
-        "labels": np.zeros(4, np.int64),
-        "test_features": np.zeros((0, FEATURES), np.float32),
-        "test_labels": np.zeros(0, np.int64),
-    }
-    return ClientFeatures(**(values | changes))
-
-
-# ---------------------------------------------------------------------- maths and messages
-
-
-def test_the_loss_is_equation_1() -> None:
-    draw = np.random.default_rng(0)
-    logits, labels = draw.normal(size=(6, 4)), draw.integers(0, 4, 6)
-    teacher = draw.dirichlet(np.ones(4), size=6)
-    student = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
-    entropy = -np.log(student[np.arange(6), labels]).mean()
-    divergence = (teacher * (np.log(teacher) - np.log(student))).sum(axis=1).mean()
-    arguments = (torch.tensor(logits), torch.tensor(labels), torch.tensor(teacher))
-    assert float(transfer_loss(*arguments, 1.5)) == pytest.approx(entropy + 1.5 * divergence, rel=1e-12)
-    assert float(transfer_loss(*arguments, 0.0)) == pytest.approx(entropy, rel=1e-12)
-    assert float(transfer_loss(*arguments[:2], None, 1.5)) == pytest.approx(entropy, rel=1e-12)
-    with pytest.raises(ValueError, match=r"\[6, 4\]"):
-        transfer_loss(arguments[0], arguments[1], arguments[2][:, :3], 1.5)
-
-
-@pytest.mark.parametrize(
-    ("index", "message"),
-    [
-        ([0, 1, 1], "each of the 3 samples once; 2 is missing, 1 is given twice"),
-        ([0, 1, 3], "3 is not one of them"),
-        ([-1, 0, 1], "-1 is not one of them"),
-        ([2**62, 0, 1], "is not one of them"),
-    ],
-)
-def test_an_index_with_gaps_or_duplicates_is_refused(index: list[int], message: str) -> None:
-    with pytest.raises(PayloadError, match=message):
-        check_index(np.array(index))
-    rows = {"logits": np.zeros((3, CLASSES), np.float32), "index": np.array(index)}
-    rows |= {"features": np.zeros((3, FEATURES), np.float32), "labels": np.zeros(3, np.int64)}
-    with pytest.raises(PayloadError, match=f"field 'index' must .*{message}"):
-        features(**rows)
-
-
-def test_an_empty_index_is_none_of_no_samples() -> None:
-    check_index(np.array([], dtype=np.int64))
-
-
-def test_rows_go_to_their_samples() -> None:
-    draw = np.random.default_rng(0)
-    index, sorted_rows = draw.permutation(50), draw.normal(size=(50, 3))
-    assert np.array_equal(in_sample_order(sorted_rows[index], index), sorted_rows)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"labels": np.array([0, 1, 2, 3])}, r"'labels' must be in 0\.\.2, got 0\.\.3"),
-        ({"labels": np.array([0, 1, 2, -1])}, "'labels' must be in"),
-        (
-            {"test_labels": np.array([7]), "test_features": np.zeros((1, FEATURES), np.float32)},
-            "'test_labels'",
-        ),
-        (
-            {"features": np.full((4, FEATURES), 1e6, np.float32)},
-            r"'features' must be within ±65504, got 1e\+06",
-        ),
-        ({"features": np.full((4, FEATURES), -1e6, np.float32)}, "'features' must be within"),
-        ({"features": np.zeros((4, FEATURES), np.float64)}, "dtype float64, expected float16 or float32"),
-        ({"features": np.zeros((5, FEATURES), np.float32)}, "'features' has shape"),
-        ({"test_features": np.zeros((0, 2), np.float32)}, "'test_features' has shape"),
-    ],
-)
-def test_what_a_client_sends_is_checked(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(PayloadError, match=message):
-        features(**changes)
-
-
-def test_float16_keeps_to_its_range() -> None:
-    packed = pack_features(np.array([[[1e6, -1e6]], [[0.1, 2.0]]], np.float32), "float16")
-    assert packed.dtype == np.float16
-    assert packed.shape == (2, 2)
-    assert packed[0].tolist() == [65504.0, -65504.0]
-    np.testing.assert_allclose(packed[1], [0.1, 2.0], rtol=1e-3)
-
-
-# ---------------------------------------------------------------------- rows and samples
 
 
 @pytest.mark.parametrize("order", ["pooled", "client-by-client"])
@@ -313,9 +176,6 @@ def test_a_changed_number_of_samples_is_dropped_with_the_reason(more: int, flowe
     assert any(f"'index' has shape [{SAMPLES + more}], expected [N={SAMPLES}]" in line for line in flower_log)
 
 
-# ---------------------------------------------------------------------- the client
-
-
 def test_features_are_taken_in_eval_mode_and_without_augmentation() -> None:
     model = build_model("resnet4", input_shape=(1, 8, 8), num_classes=CLASSES, seed=0)
     assert isinstance(model, SplitModel)
@@ -380,9 +240,6 @@ def test_test_features_are_sent_only_when_asked_for() -> None:
     sent = client.knowledge(task(FedGKTConfig(send_test_features=True)))
     np.testing.assert_allclose(sent.test_features, samples(0, 6).tensors[0])
     assert sent.test_labels.tolist() == [0, 1, 2, 0, 1, 2]
-
-
-# ---------------------------------------------------------------------- the server
 
 
 @pytest.mark.parametrize("kind", [FedGKT, FedDKC])
@@ -583,9 +440,6 @@ def test_the_servers_default_model_is_resnet20s_for_maps() -> None:
     assert count_parameters(strategy.server_model) == 272_010
 
 
-# ---------------------------------------------------------------------- what is refused
-
-
 def test_other_features_or_classes_are_refused() -> None:
     def make(index: int, context: Context) -> FedGKTClient:
         width = 7 if index == 2 else FEATURES
@@ -674,114 +528,3 @@ def test_features_that_are_too_large_to_send_are_refused_before_training() -> No
         start(FedGKT(max_payload_bytes=960, send_test_features=True, **QUICK))
     result = start(FedGKT(max_payload_bytes=1128, send_test_features=True, **QUICK), rounds=1)
     assert result.rounds[0].participants == CLIENTS
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (
-            {"target_peak": 0.3},
-            r"target-peak must be in \(1/C, 1\) = \(0\.333333, 1\) for C = 3 classes, got 0\.3",
-        ),
-        (
-            {"refinement": "skr", "target_entropy": 1.6},
-            r"target-entropy must be in \(0, log2 C\) = \(0, 1\.58496\) bits for C = 3",
-        ),
-    ],
-)
-def test_a_target_out_of_range_is_refused_before_round_1(settings: dict[str, Any], message: str) -> None:
-    trained: list[int] = []
-
-    class Noting(FedDKCClient):
-        def objective(self, task: Task) -> Callable[..., Tensor]:
-            trained.append(task.server_round)
-            return super().objective(task)
-
-    with pytest.raises(HandshakeError, match=message):
-        start(FedDKC(**settings, **QUICK), lambda i, c: Noting(pair(i), samples(i), context=c, device="cpu"))
-    assert trained == []
-    with pytest.raises(ConfigError, match=message):
-        FedDKCConfig(**settings).check_classes(3)
-
-
-def test_only_the_target_in_use_is_checked() -> None:
-    FedDKCConfig(refinement="skr", target_peak=0.1, target_entropy=0.5).check_classes(2)
-    FedDKCConfig(refinement="kkr", target_entropy=5.0, target_peak=0.6).check_classes(2)
-
-
-def test_a_kernel_that_saturates_is_solved_where_it_can_be() -> None:
-    """The peak then rises and falls again with 1/t; equation 9's row, by hand with brentq."""
-    refined = refine_peak(torch.tensor([[2.0, 0, -1]], dtype=torch.float64), 0.36, kernel=torch.sigmoid)
-    np.testing.assert_allclose(refined[0], [0.36, 0.3219, 0.3181], atol=5e-5)
-
-
-def test_the_smallest_differences_give_probabilities() -> None:
-    refined = refine_peak(torch.tensor([[5e-324, 0, 0]], dtype=torch.float64), 0.6)
-    np.testing.assert_allclose(refined[0], [0.6, 0.2, 0.2])
-
-
-@pytest.mark.parametrize(
-    ("kernel", "condition"),
-    [
-        (lambda x: x**2, "another power of x"),
-        (lambda x: 3 * x**0.5, "another power of x"),
-        (lambda x: (x > 1).double() + 1, "not continuous at 1 "),
-        (lambda x: x + 1 + (x > 7) * 0.5, "not continuous at 7 "),
-        (lambda x: torch.where(x > 40, 81 - x, x + 1), "not monotonically increasing"),
-        (lambda x: torch.where(x > 3, torch.inf, x), r"not finite everywhere in \(0, 10\]"),
-        (lambda x: x.sum(), "tensor of its argument's shape"),
-    ],
-)
-def test_a_kernel_that_breaks_a_condition_is_refused(kernel: Any, condition: str) -> None:
-    with pytest.raises(ConfigError, match=condition):
-        FedDKC(kernel=kernel)
-
-
-@pytest.mark.parametrize(
-    "kernel",
-    [
-        torch.exp,
-        lambda x: torch.exp(x**2),
-        torch.sigmoid,
-        lambda x: x**2 + 1,
-        lambda x: 3 * x + 0.01,
-        lambda x: torch.log1p(x) + 1,
-    ],
-)
-def test_a_kernel_that_keeps_the_conditions_is_taken(kernel: Any) -> None:
-    FedDKC(kernel=kernel)
-
-
-def test_a_kernel_is_checked_at_construction() -> None:
-    with pytest.raises(ConfigError, match="direct proportion"):
-        FedDKC(kernel=lambda x: 2 * x)
-    with pytest.raises(ConfigError, match="a kernel belongs to refinement=kkr"):
-        FedDKC(kernel=torch.exp, refinement="skr")
-
-
-# ---------------------------------------------------------------------- FedDKC
-
-
-def test_the_server_learns_from_refined_logits() -> None:
-    logits = torch.randn(30, CLASSES, generator=torch.Generator().manual_seed(0)) * 3
-    kkr, skr = FedDKC(target_peak=0.6), FedDKC(refinement="skr", target_entropy=0.9)
-    assert torch.equal(kkr.targets(logits), refine_peak(logits, 0.6))
-    assert torch.equal(skr.targets(logits), refine_entropy(logits, 0.9))
-    by_kernel = FedDKC(kernel=torch.exp, target_peak=0.6).targets(logits)
-    assert not torch.allclose(by_kernel, kkr.targets(logits), atol=0.01)
-    torch.testing.assert_close(by_kernel.amax(dim=1), torch.full((30,), 0.6))
-    assert torch.equal(FedGKT().targets(logits), torch.softmax(logits, dim=1))
-
-
-def test_refinement_is_the_only_difference_to_fedgkt() -> None:
-    """With the same order and no teacher at the server (β = 0), all three are one method."""
-    results = [
-        start(kind(beta=0.0, server_order="pooled", **settings, **QUICK), rounds=2).rounds[-1]
-        for kind, settings in ((FedGKT, {}), (FedDKC, {}), (FedDKC, {"refinement": "skr"}))
-    ]
-    assert len({stats.train_loss for stats in results}) == 1
-    others = [
-        start(kind(server_order="pooled", **settings, **QUICK), rounds=2).rounds[-1].train_loss
-        for kind, settings in ((FedGKT, {}), (FedDKC, {}), (FedDKC, {"refinement": "skr"}))
-    ]
-    assert len(set(others)) == 3
