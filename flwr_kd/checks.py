@@ -24,7 +24,7 @@ __all__ = [
 
 
 Scalar = bool | int | float | str
-_MOST_DIGITS = 4000  # Python reads no longer ones.
+_MOST_DIGITS = 4000  # Python does not read longer numbers.
 
 
 class ConfigError(ValueError):
@@ -32,11 +32,11 @@ class ConfigError(ValueError):
 
 
 class DataError(ValueError):
-    """Data is not what it must be; the text says what was found and what is expected."""
+    """Data is malformed; the text says what was given and what is expected."""
 
 
 def is_whole_number(value: object, least: int | None = None) -> bool:
-    """Return whether a value is a whole number, at least ``least``; NumPy's count, bools and floats do not.
+    """Return whether a value is a whole number of at least ``least``, of Python or NumPy; no bool and no float.
 
     >>> is_whole_number(3, 1), is_whole_number(0, 1), is_whole_number(True), is_whole_number(3.0)
     (True, False, False, False)
@@ -60,15 +60,15 @@ def whole_number(
     Parameters
     ----------
     name : str
-        What the value is, for the error message.
+        Name of the value, for the error message.
     value : object
-        What was given. NumPy's whole numbers are allowed, bools and floats are not.
+        The value. NumPy's whole numbers are allowed; bools and floats are not.
     least, most : int
         The allowed range, both ends included; no upper end if ``most`` is None.
     error : type
-        What is raised.
+        Exception to raise.
     type_error : type, optional
-        What is raised for a value of another type; ``error`` if None.
+        Exception to raise for a value of another type; ``error`` if None.
 
     Raises
     ------
@@ -83,11 +83,11 @@ def whole_number(
     Traceback (most recent call last):
     flwr_kd.ConfigError: clients must be a whole number from 1, got 0
     """
-    found = int(value) if isinstance(value, Integral) and not isinstance(value, bool) else None
-    if found is not None and found >= least and (most is None or found <= most):
-        return found
-    wrong = error if type_error is None or found is not None else type_error
-    raise wrong(f"{name} must be {_whole_range(least, most)}, got {_shown(value)}")
+    parsed = int(value) if isinstance(value, Integral) and not isinstance(value, bool) else None
+    if parsed is not None and parsed >= least and (most is None or parsed <= most):
+        return parsed
+    exception = error if type_error is None or parsed is not None else type_error
+    raise exception(f"{name} must be {_whole_range(least, most)}, got {_shown(value)}")
 
 
 def number(
@@ -106,17 +106,17 @@ def number(
     Parameters
     ----------
     name : str
-        What the value is, for the error message.
+        Name of the value, for the error message.
     value : object
-        What was given. NumPy's numbers are allowed, bools are not.
+        The value. NumPy's numbers are allowed; bools are not.
     low, high : float, optional
-        The ends of the interval; unbounded where None. An infinite end admits infinity.
+        The ends of the interval; None is no bound. An infinite end allows infinity.
     open_low, open_high : bool
         Whether an end itself is excluded.
     error : type
-        What is raised.
+        Exception to raise.
     type_error : type, optional
-        What is raised for a value of another type; ``error`` if None.
+        Exception to raise for a value of another type; ``error`` if None.
 
     Raises
     ------
@@ -134,11 +134,11 @@ def number(
     Traceback (most recent call last):
     flwr_kd.ConfigError: fraction must be in (0, 1], got 0
     """
-    found = _as_float(value) if isinstance(value, Real) and not isinstance(value, bool) else None
-    if found is not None and _lies_in(found, low, high, open_low, open_high):
-        return found
-    wrong = error if type_error is None or found is not None else type_error
-    raise wrong(f"{name} must be {_interval(low, high, open_low, open_high)}, got {_shown(value)}")
+    parsed = _as_float(value) if isinstance(value, Real) and not isinstance(value, bool) else None
+    if parsed is not None and _lies_in(parsed, low, high, open_low, open_high):
+        return parsed
+    exception = error if type_error is None or parsed is not None else type_error
+    raise exception(f"{name} must be {_interval(low, high, open_low, open_high)}, got {_shown(value)}")
 
 
 def share(name: str, value: object, *, open_low: bool = False, error: type[Exception] = ConfigError) -> float:
@@ -162,11 +162,11 @@ def read_whole_number(
     flwr_kd.ConfigError: K must be a whole number from 1, got 'two'
     """
     digits = text.strip().removeprefix("-")
-    # Without this, int() would also read "1_000" and other scripts' digits.
-    found = int(text) if digits.isascii() and digits.isdigit() and len(digits) < _MOST_DIGITS else None
-    if found is None or found < least or (most is not None and found > most):
+    # int() alone would also read "1_000" and the digits of other scripts.
+    parsed = int(text) if digits.isascii() and digits.isdigit() and len(digits) < _MOST_DIGITS else None
+    if parsed is None or parsed < least or (most is not None and parsed > most):
         raise error(f"{name} must be {_whole_range(least, most)}, got {shown(text)}")
-    return found
+    return parsed
 
 
 def read_number(
@@ -186,16 +186,16 @@ def read_number(
     flwr_kd.ConfigError: ALPHA must be a finite number above 0, got '-1'
     """
     try:
-        found = float(text)
+        parsed = float(text)
     except ValueError:
-        found = math.nan
-    if not _lies_in(found, low, high, open_low, open_high):
+        parsed = math.nan
+    if not _lies_in(parsed, low, high, open_low, open_high):
         raise error(f"{name} must be {_interval(low, high, open_low, open_high)}, got {shown(text)}")
-    return found
+    return parsed
 
 
 def _shown(value: object) -> str:
-    """Return a value for an error message; NumPy's numbers as Python's."""
+    """Return the text of a value for an error message; NumPy's numbers look like Python's."""
     if isinstance(value, Integral) and not isinstance(value, bool):
         return shown(int(value))
     return shown(float(value)) if isinstance(value, Real) and not isinstance(value, bool) else shown(value)
@@ -245,24 +245,24 @@ def allowed(metadata: Mapping[str, Any]) -> str:
 
 
 def checked(name: str, value: Any, kind: type, metadata: Mapping[str, Any]) -> Scalar:
-    """Return a value of a kind; a whole number for a float becomes one.
+    """Return a value after checking its type and range; a whole number for a float becomes a float.
 
     Parameters
     ----------
     name : str
         The key, for error messages.
     value : Any
-        What was given.
+        The value.
     kind : type
         bool, int, float or str.
     metadata : mapping
-        ``choices``, the values that are allowed, and ``bounds``, numbers by ``>``, ``>=``, ``<``, ``<=``; each may
-        be missing.
+        ``choices``, the allowed values, and ``bounds``, numbers by ``>``, ``>=``, ``<``, ``<=``; both are
+        optional.
 
     Raises
     ------
     ConfigError
-        If it is of another kind, not finite, or not allowed.
+        If the value has another type, is not finite, or is not allowed.
     """
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         try:
