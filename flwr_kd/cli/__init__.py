@@ -1,6 +1,6 @@
 """The command ``flwr-kd``.
 
-``from flwr_kd.cli import main`` is callable; the commands are in the modules beside, one each.
+``from flwr_kd.cli import main`` is callable. Each command has a module of its own.
 """
 
 from flwr_kd.cli.app import main

@@ -16,7 +16,7 @@ Examples
 """
 
 from flwr_kd.checks import DataError
-from flwr_kd.data._base import ArrayDataset, Bundle
+from flwr_kd.data._base import ArrayDataset, Bundle, as_labels, require
 from flwr_kd.data.augmentation import AUGMENTATIONS, augmentation, random_affine
 from flwr_kd.data.imbalance import long_tail
 from flwr_kd.data.loading import DATASETS, load, load_public, public_name
@@ -31,6 +31,7 @@ __all__ = [
     "Bundle",
     "DataError",
     "DataSpec",
+    "as_labels",
     "augmentation",
     "histogram",
     "load",
@@ -42,5 +43,6 @@ __all__ = [
     "partition",
     "public_name",
     "random_affine",
+    "require",
     "split",
 ]

@@ -10,7 +10,7 @@ attack                 what is corrupted
 ====================== ===============================================================================
 ``label-flip``         all training labels become class 0
 ``label-flip:TARGET``  all training labels become that class
-``label-flip:permute`` the training labels are permuted, no class keeps its own; each attacker its way
+``label-flip:permute`` the training labels are permuted, no class keeps its own; differs by attacker
 ``gaussian:SIGMA``     noise from N(0, SIGMA²) on each number of the models sent
 ``sign-flip``          the update is reversed: received - (trained - received)
 ``sign-flip:SCALE``    the same, SCALE times: received - SCALE · (trained - received)
@@ -93,10 +93,10 @@ class Attack:
     """An attack that does nothing; the base of the others, which override what they corrupt."""
 
     def check_classes(self, num_classes: int) -> None:
-        """Raise :class:`ConfigError` where the attack does not go with so many classes."""
+        """Raise :class:`ConfigError` if the attack does not fit this number of classes."""
 
     def concerns(self, strategy: type[KDStrategy]) -> bool:
-        """Say whether a method's clients send anything that the attack changes."""
+        """Return whether a method's clients send anything that the attack changes."""
         return True
 
     def poison(
@@ -124,7 +124,7 @@ class Attack:
         Raises
         ------
         ConfigError
-            If the attack does not go with so many classes.
+            If the attack does not fit this number of classes.
         DatasetError
             If the data set is not map-style, such as a loader; of a view, when an item has no label in 0..C-1.
         """
@@ -142,19 +142,19 @@ class Attack:
         Parameters
         ----------
         sent : sequence of ndarray
-            Of the honest answer; empty where the method sends no models.
+            The honest reply's arrays; empty if the method sends no models.
         received : sequence of ndarray
-            What the server sent; its first model counts where there are several, as at FedHEAD's leaders.
+            The arrays that the server sent; only the first model of several, as for FedHEAD's leaders.
         names : sequence of str
-            The arrays' names, where they are known. Whole-number arrays (BatchNorm's counter) are never
-            changed, and those named ``*running_var`` never become negative: the server would drop the answer.
+            The arrays' names, if they are known. Whole-number arrays (BatchNorm's counter) are never
+            changed, and those named ``*running_var`` never become negative: the server would drop the reply.
         rng : numpy.random.Generator
             The only source of randomness.
         """
         return list(sent)
 
     def knowledge(self, payload: bytes, num_examples: int) -> bytes:
-        """Return what is sent instead of the encoded payload of a client with so many samples."""
+        """Return what is sent instead of the encoded payload of a client with ``num_examples`` samples."""
         return payload
 
 
@@ -188,11 +188,11 @@ class LabelFlip(Attack):
         if self.target is not None:
             return np.full(num_classes, self.target, dtype=np.int64)
         rng = numpy_generator(seed, "label-flip")
-        # More than a third of all permutations have no fixed point: drawing anew makes each as likely.
+        # More than a third of all permutations have no fixed point; drawing again keeps them equally likely.
         while True:
-            found = rng.permutation(num_classes).astype(np.int64)
-            if (found != np.arange(num_classes)).all():
-                return found
+            permutation = rng.permutation(num_classes).astype(np.int64)
+            if (permutation != np.arange(num_classes)).all():
+                return permutation
 
     def poison(
         self, dataset: Dataset[Any], num_classes: int, seed: int, *, label_key: str | None = None
@@ -206,7 +206,7 @@ class LabelFlip(Attack):
 
 class _OnModels(Attack):
     def concerns(self, strategy: type[KDStrategy]) -> bool:
-        """Say whether a method's clients send models."""
+        """Return whether a method's clients send models."""
         return bool(strategy.reply_arrays)
 
     def models(
@@ -258,7 +258,7 @@ class SignFlip(_OnModels):
 
 @dataclass(frozen=True)
 class NotANumber(_OnModels):
-    """All floats of the models are NaN, as of a training that has diverged; the payload is left as it is."""
+    """All floats of the models are NaN, as after a training that diverged; the payload does not change."""
 
     def change(
         self, array: npt.NDArray[np.float64], received: NDArray | None, rng: np.random.Generator
@@ -269,7 +269,7 @@ class NotANumber(_OnModels):
 
 @dataclass(frozen=True)
 class PayloadLie(Attack):
-    """Knowledge that the receiver accepts and that is wrong, in a message that a ``Payload`` made.
+    """Wrong knowledge that the receiver accepts, in a message of the same form.
 
     Predictions and logits are rolled, so that each class gets the value of the one before. Prototypes,
     representations and features are negated and multiplied by 10, within ±65,504 (FedGKT's bound). Counts
@@ -280,7 +280,7 @@ class PayloadLie(Attack):
     kinds: frozenset[str] = frozenset(PAYLOAD_FIELDS)
 
     def concerns(self, strategy: type[KDStrategy]) -> bool:
-        """Say whether a method's messages have a field of these kinds."""
+        """Return whether a method's messages have a field of these kinds."""
         messages: list[Any] = [*strategy.reply_payloads.values()]
         names = {field.name for message in messages for field in fields(message)}
         return any(names & PAYLOAD_FIELDS[kind] for kind in self.kinds)
@@ -381,7 +381,7 @@ class _Relabelled(Dataset[Any]):
     """A view of a map-style data set of pairs or dicts with other labels."""
 
     def __init__(self, dataset: Dataset[Any], mapping: Tensor, label_key: str | None) -> None:
-        # Its checks of the source, and its guess of the labels' key.
+        # Batches checks the data set, and guesses the labels' key.
         source = Batches(dataset, num_classes=len(mapping), label_key=label_key)
         if source.loader is not None:
             raise DatasetError("a map-style data set is expected, got a DataLoader; give the data set in it")
@@ -402,10 +402,11 @@ class _Relabelled(Dataset[Any]):
     def _flipped(self, label: Any) -> Any:
         """Return the new label in the old one's form, so that it collates as that did."""
         tensor = torch.as_tensor(label)
-        found = self._mapping[normalize_labels(tensor.reshape(-1), len(self._mapping))].reshape(tensor.shape)
+        flat = normalize_labels(tensor.reshape(-1), len(self._mapping))
+        flipped = self._mapping[flat].reshape(tensor.shape)
         if isinstance(label, Tensor):
-            return found.to(label.dtype)
-        return int(found) if isinstance(label, int) else found.numpy().astype(np.asarray(label).dtype)
+            return flipped.to(label.dtype)
+        return int(flipped) if isinstance(label, int) else flipped.numpy().astype(np.asarray(label).dtype)
 
 
 def _changed(
@@ -414,19 +415,19 @@ def _changed(
     change: Callable[[int, npt.NDArray[np.float64]], NDArray],
 ) -> list[NDArray]:
     """Return the arrays with the floats changed, in their own dtype; variances are made positive."""
-    found = []
+    changed = []
     for index, array in enumerate(arrays):
         if array.dtype.kind == "f":
             with np.errstate(over="ignore", invalid="ignore"):
                 new = np.asarray(change(index, array.astype(np.float64)), dtype=array.dtype)
             variance = index < len(names) and names[index].endswith(template.VARIANCE)
             array = np.abs(new) if variance else new
-        found.append(np.asarray(array).reshape(array.shape))
-    return found
+        changed.append(np.asarray(array).reshape(array.shape))
+    return changed
 
 
 def _largest_counts(counts: NDArray, num_examples: int) -> NDArray:
     """Return the largest counts that pass the check of the message, and of the server that gets it."""
-    found = np.ones_like(counts)
-    found[np.argmin(counts)] = max(num_examples - (len(counts) - 1), 1)
-    return found
+    largest = np.ones_like(counts)
+    largest[np.argmin(counts)] = max(num_examples - (len(counts) - 1), 1)
+    return largest

@@ -9,9 +9,7 @@ import torch
 from flwr.app import ArrayRecord, MetricRecord
 from torch import Tensor, nn
 
-from flwr_kd.data import (
-    Bundle,
-)
+from flwr_kd.data import Bundle
 
 __all__ = ["evaluator"]
 
@@ -26,12 +24,12 @@ def evaluator(
     build : callable
         Returns the model.
     bundle : Bundle
-        Its test set is measured.
+        The model is evaluated on its test set.
     batch_size : int
-        Small ones stay in the processor's caches.
+        Samples at a time; small batches stay in the processor's caches.
     threads : int
-        Batches at the same time, each on one thread, so that the numbers do not depend on it. In a simulation the
-        workers are idle meanwhile.
+        Number of batches at the same time. Each uses one thread, so the numbers do not depend on it. In a
+        simulation the workers are idle during the evaluation.
     """
     model = build()
 
@@ -48,11 +46,11 @@ def evaluator(
         test = bundle.test
         batches = zip(torch.split(test.x, batch_size), torch.split(test.y, batch_size), strict=True)
         if threads == 1:
-            found = list(map(measure, batches))
+            measured = list(map(measure, batches))
         else:
             with ThreadPoolExecutor(threads, thread_name_prefix="flwr-kd-evaluate") as pool:
-                found = list(pool.map(measure, batches))
-        right, loss = sum(each for each, _ in found), sum(each for _, each in found)
-        return MetricRecord({"accuracy": right / len(test), "loss": loss / len(test)})
+                measured = list(pool.map(measure, batches))
+        correct, losses = zip(*measured, strict=True)
+        return MetricRecord({"accuracy": sum(correct) / len(test), "loss": sum(losses) / len(test)})
 
     return evaluate

@@ -19,15 +19,15 @@ Scalar = bool | int | float | str | bytes
 
 
 class MaliciousClient(NumPyClient):
-    """An honest client whose answers are corrupted.
+    """An honest client whose replies are corrupted.
 
     Random draws come from (seed, "attack", round, partition, phase), where seed, round and phase are in the
-    server's config. Give the honest client what :meth:`Attack.poison` returned as its training set.
+    server's config. The honest client's training set must be the one that :meth:`Attack.poison` returned.
 
     Parameters
     ----------
     client : NumPyClient
-        Of any method, or of a user.
+        A client of any method, or a user's own.
     attack : Attack or str
         See :func:`parse_attack`.
     partition : int
@@ -45,7 +45,7 @@ class MaliciousClient(NumPyClient):
         self.partition = partition
 
     def get_properties(self, config: dict[str, Scalar]) -> dict[str, Scalar]:
-        """Answer the handshake as the honest client does."""
+        """Reply to the handshake as the honest client does."""
         return self.client.get_properties(config)
 
     def get_parameters(self, config: dict[str, Scalar]) -> list[NDArray]:
@@ -55,7 +55,7 @@ class MaliciousClient(NumPyClient):
     def fit(
         self, parameters: list[NDArray], config: dict[str, Scalar]
     ) -> tuple[list[NDArray], int, dict[str, Scalar]]:
-        """Let the honest client answer, in whatever phase, and corrupt models and payload."""
+        """Return the honest client's reply, of any phase, with corrupted models and payload."""
         # A client may train in the arrays it was given.
         received = [array.copy() for array in parameters]
         arrays, num_examples, metrics = self.client.fit(parameters, config)

@@ -1,7 +1,7 @@
 """Flower's Ray simulation.
 
-Everything that needs Flower's deprecated ``run_simulation`` is here: it is the only way that gives the strategy's
-result back to the caller.
+All use of Flower's deprecated ``run_simulation`` is in this module: nothing else in Flower returns the strategy's
+result to the caller.
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ __all__ = ["run_ray"]
 _RESTARTS = {"max_restarts": -1, "max_task_retries": 1}
 """Ray's options of an actor, which Flower takes among the resources of a client.
 
-Flower keeps a dead actor in its pool, and what is handed to it is lost, in every later round. Ray starts it anew
-instead. The retry makes messages wait for that; its price is that a client which has died is asked once more.
+Flower keeps a dead actor in its pool and loses every message that it gives to it, in all later rounds. With these
+options Ray restarts the actor, and the retry makes messages wait for the restart. In return, a message whose client
+killed the actor is delivered once more.
 """
 _FOR_RAY = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "OMP_NUM_THREADS": "1"}
 _ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(2**25), "MALLOC_TRIM_THRESHOLD_": str(2**26)}
 """For glibc in Ray's workers, unless the user has set them: keep what is freed, up to 64 MiB.
 
-By default it gives the memory of each layer's output back and asks for it anew in the next step. In a worker, where
-each message builds a model, that takes 5 % of a CNN's training.
+By default it returns the memory of each layer's output to the system and requests it again in the next step. In a
+worker, where each message builds a model, that takes 5 % of a CNN's training.
 """
 
 
@@ -58,6 +59,7 @@ def run_ray(app: ClientApp, experiment: Experiment, serve: Callable[[Grid], None
 
     @server.main()
     def main(grid: Grid, context: Context) -> None:
+        # Ray's workers also have one thread: both backends give the same numbers to the last bit.
         try:
             with one_thread():
                 serve(grid)
@@ -74,7 +76,7 @@ def run_ray(app: ClientApp, experiment: Experiment, serve: Callable[[Grid], None
         "init_args": {"num_cpus": experiment.workers, "include_dashboard": False, "log_to_driver": False},
     }
     if ray.is_initialized():
-        # A Ray of an earlier run would keep that run's number of workers.
+        # Ray of an earlier run would keep that run's number of workers.
         ray.shutdown()
     with _environment(**{**_ALLOCATOR, **os.environ, **_FOR_RAY}), _quiet_flower():
         try:
@@ -89,10 +91,10 @@ def run_ray(app: ClientApp, experiment: Experiment, serve: Callable[[Grid], None
 
 
 def _end_workers() -> None:
-    """End Ray's workers for good, before Flower asks them to.
+    """End Ray's workers for good, before Flower ends them.
 
-    What Flower asks ends in an error by design, and a worker that is restarted is asked again: Ray would print that
-    into the output. It has no public way to end actors to which one has no handle; where this one fails, it prints.
+    Flower's own way ends in an error by design, and is repeated for a worker that was restarted: Ray would print
+    these errors. Ray has no public way to end actors without a handle to them; if this one fails, they are printed.
     """
     with suppress(Exception):
         import ray
@@ -105,7 +107,7 @@ def _end_workers() -> None:
 
 @contextmanager
 def _environment(**values: str) -> Iterator[None]:
-    """Set variables for Ray's workers; what Flower changes in the environment is put back, too."""
+    """Set variables for Ray's workers; afterwards restore the environment, also where Flower changed it."""
     before = dict(os.environ)
     os.environ.update(values)
     try:
@@ -122,7 +124,7 @@ class _NoDeprecation(logging.Filter):
 
 @contextmanager
 def _quiet_flower() -> Iterator[None]:
-    """Keep back the notice that ``run_simulation`` is deprecated: the reader cannot act on it."""
+    """Suppress the notice that ``run_simulation`` is deprecated, on which the user cannot act."""
     logger, notice = logging.getLogger("flwr"), _NoDeprecation()
     logger.addFilter(notice)
     try:

@@ -1,7 +1,7 @@
 """A comparison on its way: the runs that are finished, kept beside the result until it is whole.
 
-While a comparison runs, its folder has ``.unfinished/``: itself a result, of those runs that are done, with their
-last arrays. An interrupted comparison leaves it there, so that the same one goes on after the last whole run.
+While a comparison runs, its folder has ``.unfinished/``: a result of the runs that are finished, with their last
+arrays. An interrupted comparison leaves it in place, so that the same command can continue after the last of these.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["FOLDER", "Unfinished"]
 FOLDER = ".unfinished"
 """Name of the folder inside a result's."""
 _OF_RUNS = ("model", "seeds", "attacker_ids")
-"""What a config says of single runs; the rest is shared by all of them."""
+"""Keys of a config that depend on its runs; all others must be the same when a comparison is resumed."""
 
 
 class Unfinished:
@@ -33,7 +33,7 @@ class Unfinished:
     directory : Path
         The result's folder; need not exist.
     config : mapping
-        What the runs share, as :meth:`flwr_kd.Experiment.shared` tells it.
+        What the runs share, as from :meth:`flwr_kd.Experiment.shared`.
     models : mapping of str to str
         Each method's model.
     hyperparameters : mapping of str to mapping
@@ -41,14 +41,14 @@ class Unfinished:
     versions : mapping of str to str
         As from :func:`flwr_kd.results.provenance.versions`.
     command : str
-        What goes on with it.
+        The command line that gives the result again.
 
     Attributes
     ----------
     path : Path
         Where the finished runs are.
     runs : list of RunResult
-        Those that are finished, in the order in which they were.
+        The finished runs, in the order in which they ended.
     """
 
     def __init__(
@@ -72,29 +72,30 @@ class Unfinished:
         )
 
     def begin(self, *, resume: bool, force: bool) -> None:
-        """Take up what is finished, or make sure that nothing is lost by beginning anew.
+        """Read the finished runs, or check that starting again loses nothing.
 
         Parameters
         ----------
         resume : bool
-            Take the runs of an interrupted comparison that is there; without one, those of a whole result.
+            Continue with the runs of an interrupted comparison in the folder or, if there is none, of a result.
         force : bool
-            What is there may be overwritten. With ``resume`` nothing is.
+            Whether a result or an interrupted comparison may be overwritten. Ignored with ``resume``.
 
         Raises
         ------
         ResultExistsError
-            Something is there, and neither was said.
+            If the folder has a result or an interrupted comparison, and neither option is given.
         ResultError
-            What is there is of other settings or versions, or cannot be read, or nothing can be written.
+            If the runs in the folder are of other settings or versions or cannot be read, or if the folder cannot
+            be written to.
         """
         files.check_free(self.directory, force=force or resume)
         if resume:
             whole = (self.directory / files.FILE_NAME).exists()
             if (self.path / files.FILE_NAME).exists():
-                self._take(self.path)
+                self._continue(self.path)
             elif whole:
-                self._take(self.directory)
+                self._continue(self.directory)
         elif self.path.exists():
             if not force:
                 raise ResultExistsError(
@@ -119,14 +120,15 @@ class Unfinished:
         return saved_arrays.folder_of(self.path, method, seed)
 
     def add(self, run: RunResult) -> None:
-        """Write down a run that has just finished, all of it or nothing."""
+        """Save a run that has just finished, all of it or nothing."""
         self.runs.append(run)
         self._write()
 
     def finish(self, comparison: Comparison) -> Path:
-        """Put the whole comparison in the place of an earlier result; return the file.
+        """Replace an earlier result by the whole comparison, and return the result's file.
 
-        In this order no result is ever beside another one's arrays.
+        Earlier arrays are removed first and new ones are moved last, so that no result is ever beside the arrays of
+        another one.
         """
         saved_arrays.remove(self.directory)
         saved = files.save(comparison, self.directory, force=True)
@@ -135,7 +137,7 @@ class Unfinished:
         return saved
 
     def remove(self) -> None:
-        """Remove what is unfinished; the folder, too, if nothing else is there."""
+        """Remove the unfinished runs, and the result's folder if it is then empty."""
         shutil.rmtree(self.path, ignore_errors=True)
         with suppress(OSError):
             self.directory.rmdir()
@@ -149,39 +151,40 @@ class Unfinished:
     def _models_of_runs(self) -> dict[str, str]:
         return {run.method: self._models[run.method] for run in self.runs if run.method in self._models}
 
-    def _take(self, directory: Path) -> None:
-        found = files.load(directory)
-        for what, there, here in (
-            ("versions", found.versions, self._now.versions),
-            ("config", found.config, self._now.config),
+    def _continue(self, directory: Path) -> None:
+        saved = files.load(directory)
+        for what, before, now in (
+            ("versions", saved.versions, self._now.versions),
+            ("config", saved.config, self._now.config),
         ):
-            self._same(directory, what, there, here, sorted({*there, *here} - set(_OF_RUNS)))
-        models = found.config.get("model")
-        for run in found.runs:
+            names = sorted({*before, *now} - set(_OF_RUNS))
+            self._check_same(directory, what, before, now, names)
+        models = saved.config.get("model")
+        for run in saved.runs:
             if run.method not in self._models:
                 raise ResultError(
-                    f"{str(directory)!r} has runs of {run.method}, which would be lost: name it, too, choose "
-                    "another folder, or begin anew with --force"
+                    f"{str(directory)!r} has runs of {run.method}, which would be lost: add it to the methods, "
+                    "choose another folder, or begin anew with --force"
                 )
             model = models.get(run.method) if isinstance(models, dict) else models
             wanted = {**self._hyperparameters[run.method], "model": self._models[run.method]}
-            # As a result holds them, so that both sides went through the same conversion.
+            # A RunResult converts them as a result does, so that both sides went through the same conversion.
             now = RunResult(run.method, run.seed, (), wanted).hyperparameters
-            was = {**run.hyperparameters, "model": model}
-            self._same(directory, run.method, was, now, sorted({*was, *now}))
-        self.runs = list(found.runs)
+            before = {**run.hyperparameters, "model": model}
+            self._check_same(directory, run.method, before, now, sorted({*before, *now}))
+        self.runs = list(saved.runs)
 
-    def _same(
+    def _check_same(
         self,
         directory: Path,
         what: str,
-        there: Mapping[str, Any],
-        here: Mapping[str, Any],
+        before: Mapping[str, Any],
+        now: Mapping[str, Any],
         names: Sequence[str],
     ) -> None:
         for name in names:
-            if there.get(name) != here.get(name):
+            if before.get(name) != now.get(name):
                 raise ResultError(
-                    f"{str(directory)!r} was made with another {name} ({what}): {there.get(name)!r} there, "
-                    f"{here.get(name)!r} here; choose another folder, or begin anew with --force"
+                    f"{str(directory)!r} was made with another {name} ({what}): {before.get(name)!r} there, "
+                    f"{now.get(name)!r} here; choose another folder, or begin anew with --force"
                 )

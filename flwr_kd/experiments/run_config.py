@@ -149,7 +149,7 @@ def client_data(context: Context) -> ClientData:
 def public_options(context: Context, method: registry.Method) -> dict[str, Any]:
     """Return what a client is given where all have the same public data: ``public_set``, else nothing.
 
-    Nothing, too, where the method's ``public-at`` is ``server``: the server sends the samples.
+    Also nothing if the run config's ``public-at`` is ``server``: the server sends the samples.
 
     Raises
     ------
@@ -350,8 +350,8 @@ def hyperparameters(method: registry.Method, settings: Mapping[str, Any]) -> Met
     Examples
     --------
     >>> method = registry.get("fedhyb-3")
-    >>> found = hyperparameters(method, {"self-weight": 0.1, "batch-size": 32, "dataset": "digits"}).to_wire()
-    >>> found["self-weight"], found["batch-size"]
+    >>> config = hyperparameters(method, {"self-weight": 0.1, "batch-size": 32, "dataset": "digits"}).to_wire()
+    >>> config["self-weight"], config["batch-size"]
     (0.0, 32)
     >>> hyperparameters(method, {"self-weight": 7.0})
     Traceback (most recent call last):
@@ -401,14 +401,14 @@ def comparison(
     app : str
         The app's folder, as in ``flwr run``.
     """
-    asked = {client for stats in result.rounds for client in stats.bytes_by_partition}
-    # A run that was resumed after its last round has asked nobody.
-    shared = experiment(context, clients=len(asked) or None).shared()
+    clients = {client for stats in result.rounds for client in stats.bytes_by_partition}
+    # A run that was resumed after its last round has sent nothing to any client.
+    shared = experiment(context, clients=len(clients) or None).shared()
     settings = {name: value for name, value in context.run_config.items() if name != "out"}
     values = " ".join(f"{name}={json.dumps(value)}" for name, value in sorted(settings.items()))
     rounds = tuple(round_result(stats) for stats in result.rounds)
     return Comparison(
-        # The run's backend is Flower's; the Experiment's has no part in it.
+        # The run's backend is Flower's own, not one of the Experiment's.
         config={**shared, "backend": "flwr", "workers": None, "seeds": [strategy.seed]},
         versions=versions(),
         command=shlex.join(["flwr", "run", app, "--run-config", values]),

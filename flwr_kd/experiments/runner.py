@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import tempfile
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,13 +83,13 @@ def run(
     on_round : callable, optional
         Called after every round.
     checkpoint_dir : path, optional
-        Arrays and the method's state are written there after every round.
+        A folder to which arrays and the method's state are written after every round.
     resume : bool
-        Go on after the checkpoint's round. What clients keep to themselves (personal models) is not in it, and lost
-        with the simulation.
+        Continue after the checkpoint's round. Personal models are not in the checkpoint, and are lost with the
+        simulation.
     keep : path, optional
         A folder, made if it does not exist, into which the last global arrays and the strategy's own state
-        are written as a :class:`~flwr_kd.server.checkpoint.Checkpoint`; not where the method has neither.
+        are written as a :class:`~flwr_kd.server.checkpoint.Checkpoint`. Not made if the method has neither.
 
     Returns
     -------
@@ -98,7 +99,7 @@ def run(
     Raises
     ------
     ConfigError, DataError
-        If something that the caller chose is not allowed; nothing has been run.
+        If a setting is not allowed; nothing has been run.
     SimulationError
         If the server failed.
     """
@@ -158,14 +159,21 @@ def _keep(folder: Path, last_round: int, strategy: KDStrategy, arrays: ArrayReco
 
 
 def check(experiment: Experiment, config: MethodConfig, method: registry.Method | None = None) -> None:
-    """Check, before the server waits for clients, what would make them all fail: data, models, classes.
+    """Check what would make all clients fail, before a server waits for them: data, models, classes.
 
-    With a ``method``, its server's part as well: public data, and a model that takes it.
+    Parameters
+    ----------
+    experiment : Experiment
+        With the method's models; see :meth:`Experiment.of`.
+    config : MethodConfig
+        The method's hyper-parameters.
+    method : Method, optional
+        Its server half is checked as well: public data, and a model that takes it.
 
     Raises
     ------
     ConfigError, DataError
-        If a setting does not go with another.
+        If a setting does not fit another.
     """
     if experiment.own is None:
         client_splits(experiment)
@@ -179,12 +187,12 @@ def check(experiment: Experiment, config: MethodConfig, method: registry.Method 
 
 
 def server_options(method: registry.Method, experiment: Experiment) -> dict[str, Any]:
-    """Return what a method's strategy is given besides its config: device, model, public data, if it needs them.
+    """Return a strategy's arguments besides its config: device, model and public data, if the method needs them.
 
     Raises
     ------
     ConfigError, DataError
-        If the public data is not to be had, or the model does not take it.
+        If the public data cannot be loaded, or the model does not take it.
     """
     if method.public_at == "server":
         model: dict[str, Any] = {"model": experiment.build_model()}
@@ -203,7 +211,7 @@ def server_options(method: registry.Method, experiment: Experiment) -> dict[str,
 
 
 def client_options(method: registry.Method, experiment: Experiment) -> dict[str, Any]:
-    """Return what a method's client is given besides its model and data: public data, if all clients have it."""
+    """Return a client's arguments besides its model and data: public data, if all clients have it."""
     public = {"public_set": public_of(experiment)} if method.public_at == "clients" else {}
     return {**method.client_options, **public}
 
@@ -255,7 +263,7 @@ def build_client(method_name: str, experiment: Experiment, state_dir: str | None
 
 
 def _state_dir(experiment: Experiment, folder: str) -> str | None:
-    """Name a folder for personal models that are too large to be copied around with each message."""
+    """Return the folder for personal models if they are too large to travel with each message, else None."""
     states = [experiment.build_model(index).state_dict() for index in range(len(experiment.models))]
     size = max(size_of(state) for state in states)
     return folder if size > LARGE_STATE else None
@@ -264,15 +272,13 @@ def _state_dir(experiment: Experiment, folder: str) -> str | None:
 def run_inline(app: ClientApp, experiment: Experiment, serve: Callable[[Grid], None]) -> None:
     """Run a server against clients in this process."""
     grid = InlineGrid(app, experiment.clients, workers=experiment.workers, seed=experiment.seed)
-    try:
-        with one_thread():
-            serve(grid)
-    finally:
-        grid.close()
+    # Ray's workers also have one thread: both backends give the same numbers to the last bit.
+    with closing(grid), one_thread():
+        serve(grid)
 
 
 def round_result(stats: RoundStats) -> RoundResult:
-    """Return what a round did, as a result file holds it."""
+    """Return a round's numbers as a result holds them."""
     return RoundResult(
         round=stats.server_round,
         local_accuracy=stats.local_accuracy,

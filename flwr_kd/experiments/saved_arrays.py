@@ -1,4 +1,4 @@
-"""The last arrays that a result keeps beside its numbers, and the experiment that they belong to.
+"""The last arrays that are saved beside a result, and the experiment that they belong to.
 
 In a result's folder a run has ``arrays/<method>-seed<seed>/checkpoint.safetensors``: the global arrays and the
 strategy's own state after the last round.
@@ -71,31 +71,31 @@ def read(directory: Path, run: RunResult) -> Checkpoint:
     Raises
     ------
     ResultError
-        If nothing was kept, it cannot be read, or it is of another run than the result tells of.
+        If nothing was kept, if it cannot be read, or if it is of another run than the result's.
     ConfigError
         If the method is not registered.
     """
     strategy = registry.get(run.method).strategy.__name__
     folder = folder_of(directory, run.method, run.seed)
     try:
-        found = Checkpoint.load(folder, strategy)
-    except Exception as error:  # safetensors, JSON and the file system each have their own
+        saved = Checkpoint.load(folder, strategy)
+    except Exception as error:  # safetensors, JSON and the file system have no common error
         raise ResultError(f"cannot read the arrays in {str(folder)!r}: {first_line(error)}") from error
-    if found is None:
+    if saved is None:
         raise ResultError(
             f"{str(directory)!r} has no arrays of {run.method} with seed {run.seed} ({str(folder)!r}): run it "
             "again, without --no-arrays"
         )
     last = run.rounds[-1].round if run.rounds else 0
-    # As a result holds the hyper-parameters, so that both sides went through the same conversion.
-    config = replace(run, hyperparameters=dict(found.config)).hyperparameters
-    if (found.seed, found.server_round, config) != (run.seed, last, run.hyperparameters):
+    # A RunResult converts them as a result does, so that both sides went through the same conversion.
+    config = replace(run, hyperparameters=dict(saved.config)).hyperparameters
+    if (saved.seed, saved.server_round, config) != (run.seed, last, run.hyperparameters):
         raise ResultError(f"the arrays in {str(folder)!r} are of another run than the result: run it again")
-    return found
+    return saved
 
 
 def remove(directory: Path) -> None:
-    """Remove all arrays that runs kept in a result's folder, and nothing else that may be there."""
+    """Remove all arrays that runs kept in a result's folder, and no other files."""
     for file in directory.glob(f"{FOLDER}/*-seed*/{CHECKPOINT}"):
         file.unlink()
         with suppress(OSError):
@@ -126,19 +126,19 @@ def _pairs(source: Path, directory: Path) -> Iterator[tuple[Path, Path]]:
 def experiment_of(
     config: Mapping[str, Any], run: RunResult, *, data_dir: str | None = None, device: str = "cpu"
 ) -> Experiment:
-    """Return the experiment that a result's ``config`` tells of, for one of its runs.
+    """Return the experiment that a result's ``config`` describes, for one of its runs.
 
     Parameters
     ----------
     config : mapping
-        A comparison's. What an :class:`~flwr_kd.Experiment` does not have is ignored; what older
-        results lack gets its default. ``model`` may be by method.
+        A comparison's. Keys that an :class:`~flwr_kd.Experiment` does not have are ignored; keys that older
+        results lack get their default. ``model`` may be a mapping by method.
     run : RunResult
         A run of that comparison.
     data_dir : str, optional
         Where data files are; the config's if None.
     device : str
-        Whatever the runs had: the machine may be another.
+        In place of the runs' device, since the machine may be another.
 
     Raises
     ------
@@ -149,11 +149,11 @@ def experiment_of(
     --------
     >>> run = RunResult("fedavg", 3, ())
     >>> config = {"dataset": "digits", "model": {"fedavg": "lenet", "fedhkd": "mlp"}, "seeds": [3]}
-    >>> found = experiment_of(config, run)
-    >>> found.model, found.seed, found.clients
+    >>> experiment = experiment_of(config, run)
+    >>> experiment.model, experiment.seed, experiment.clients
     ('lenet', 3, 10)
     """
-    known = {each.name for each in fields(Experiment)} - {"seed", "device"}
+    known = {field.name for field in fields(Experiment)} - {"seed", "device"}
     values = {name: value for name, value in config.items() if name in known}
     if isinstance(model := values.get("model"), Mapping):
         values["model"] = model.get(run.method)
@@ -189,21 +189,21 @@ def synthetic_images(directory: Path, run: RunResult) -> np.ndarray[Any, Any] | 
     directory : Path
         The result's folder.
     run : RunResult
-        A run of that result; its histogram tells the number of classes, C.
+        A run of that result; its histogram has one column for each of the C classes.
 
     Returns
     -------
     ndarray or None
-        ``[C, n, K, H, W]``, the rows of the state's ``[C · n, K, H, W]`` in their order; None for a method that
-        makes none.
+        ``[C, n, K, H, W]``, the rows of the state's ``[C · n, K, H, W]`` in their order; None for a method whose
+        server makes no images.
 
     Raises
     ------
     ResultError
         As :func:`read`; also if the array has another shape.
     """
-    makes_none = registry.get(run.method).public_at != "synthetic"
-    if makes_none and _had_nothing_to_keep(directory, run):
+    makes_images = registry.get(run.method).public_at == "synthetic"
+    if not makes_images and _had_nothing_to_keep(directory, run):
         return None
     images = read(directory, run).state.get("synthetic")
     if images is None:
@@ -238,8 +238,8 @@ def coefficients(
     Raises
     ------
     ResultError
-        As :func:`read`, but not where others of the result kept arrays and this run none; also if one of the
-        two arrays is not as above, or there are no clients in them.
+        As :func:`read`, unless other runs of the result kept arrays and this one none. Also if one of the two
+        arrays is not as above, or has no clients.
     ConfigError
         If the method is not registered.
     """
@@ -270,7 +270,7 @@ def coefficients(
 
 
 def _had_nothing_to_keep(directory: Path, run: RunResult) -> bool:
-    """Say whether others of the result kept arrays and this run none: it has neither a model nor a state."""
+    """Return whether other runs kept arrays and this one none, because it has neither a model nor a state."""
     others = any(directory.glob(f"{FOLDER}/*-seed*/{CHECKPOINT}"))
     return others and not folder_of(directory, run.method, run.seed).exists()
 
@@ -283,9 +283,9 @@ def training_rows(experiment: Experiment, size: int, generator: np.random.Genera
     experiment : Experiment
         Its data and partitions.
     size : int
-        How many, at least 1; all where there are fewer.
+        Number of samples, at least 1; all of them if there are fewer.
     generator : numpy.random.Generator
-        Draws without replacement.
+        Draws them without replacement.
 
     Returns
     -------

@@ -50,7 +50,7 @@ def figure(
     Parameters
     ----------
     comparison : Comparison
-        Tells each method's accuracy in the last round.
+        Its accuracies in the last round stand above the panels.
     matrices : mapping of str to (ndarray, ndarray)
         By method, a matrix ``[N, N]`` as from :func:`~flwr_kd.experiments.saved_arrays.coefficients`,
         finite: row n has the weights of all clients in client n's target. Then the

@@ -38,8 +38,8 @@ def plot(comparison: Comparison, path: Path) -> Path:
     comparison : Comparison
         With at least one run.
     path : Path
-        The PNG to write, whatever its suffix. Its directory is made if it does not exist; a file that is
-        there is overwritten.
+        The PNG to write, whatever its suffix. Its directory is made if it does not exist; an existing file is
+        overwritten.
 
     Returns
     -------

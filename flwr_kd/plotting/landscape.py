@@ -55,7 +55,7 @@ def figure(
     Parameters
     ----------
     comparison : Comparison
-        Tells each method's accuracy in the last round.
+        Its accuracies in the last round stand above the panels.
     magnitudes : ndarray
         ``[M]``, ascending, at least two; 0 is the model itself.
     losses : mapping of str to ndarray
@@ -82,9 +82,9 @@ def figure(
     from matplotlib.lines import Line2D
 
     styles = method_styles(comparison)
-    for axes, (name, found) in zip(panels, losses.items(), strict=True):
+    for axes, (name, measured) in zip(panels, losses.items(), strict=True):
         colour = styles[name]["color"]
-        lines = np.where(np.isfinite(found), found, np.nan)
+        lines = np.where(np.isfinite(measured), measured, np.nan)
         axes.plot(magnitudes, lines.T, color=colour, linewidth=0.8, alpha=0.45)
         axes.plot(magnitudes, _median(lines), color=colour, linewidth=2.2)
         axes.grid(visible=True, color="0.9", linewidth=0.8)
@@ -118,6 +118,6 @@ def _limit_loss(axes: Axes, losses: Sequence[FloatArray]) -> None:
 
 def _median(lines: FloatArray) -> FloatArray:
     """Return the median over directions ``[M]``; NaN where fewer than half of them are finite."""
-    # NaN counts as largest: most of the directions have left the picture there.
-    found = np.median(np.where(np.isnan(lines), np.inf, lines), axis=0)
-    return np.where(np.isfinite(found), found, np.nan)
+    # NaN counts as largest, so that the median is NaN once half of the directions have no finite loss.
+    median = np.median(np.where(np.isnan(lines), np.inf, lines), axis=0)
+    return np.where(np.isfinite(median), median, np.nan)

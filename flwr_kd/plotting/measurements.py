@@ -1,4 +1,4 @@
-"""Looking at a trained model: its loss around the weights, and a map of its features, as pure functions.
+"""Measurements of a trained model: its loss around the weights, and a map of its features, as pure functions.
 
 Source: FedHyb, figures 3 and 4; Li et al. 2018, "Visualizing the loss landscape of neural nets".
 """
@@ -16,13 +16,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flwr_kd.checks import DataError, whole_number
-from flwr_kd.data._base import AnyArray, IntArray, as_labels, require
+from flwr_kd.data import as_labels, require
 from flwr_kd.models import as_feature_model
 from flwr_kd.seeding import derive_seed
 
 __all__ = ["embed", "features_of", "filter_normalised_direction", "loss_along", "sample_of_classes"]
 
+AnyArray: TypeAlias = npt.NDArray[Any]
 FloatArray: TypeAlias = npt.NDArray[np.float64]
+IntArray: TypeAlias = npt.NDArray[np.int64]
 _PERPLEXITY = 30.0
 
 
@@ -167,10 +169,10 @@ def sample_of_classes(
     labels : Tensor, ndarray or sequence of int
         ``[N]``, from 0.
     classes : int
-        How many classes, from 1 to the number that occurs.
+        Number of classes, from 1 to the number that occurs.
     size : int
-        How many samples in all, at least ``classes``. Where it is not divisible, some classes give one more; a
-        class that has fewer than its share gives all, and then there are fewer in all.
+        Number of samples, at least ``classes``. If it is not divisible, some classes give one more. A class with
+        fewer than its share gives all that it has, so that the sample is smaller.
     generator : numpy.random.Generator
         Chooses the classes and the samples.
 
@@ -190,8 +192,8 @@ def sample_of_classes(
     >>> len(rows), sorted(set((rows % 3).tolist()))
     (8, [0, 2])
     """
-    found = as_labels(labels)
-    present = np.unique(found)
+    numbers = as_labels(labels)
+    present = np.unique(numbers)
     if whole_number("classes", classes, 1, error=DataError) > len(present):
         raise DataError(f"classes must be at most the number that occurs, {len(present)}, not {classes}")
     if whole_number("samples", size, 1, error=DataError) < classes:
@@ -199,7 +201,7 @@ def sample_of_classes(
     chosen = generator.permutation(present)[:classes]
     rows = []
     for index, label in enumerate(chosen):
-        own = np.flatnonzero(found == label)
+        own = np.flatnonzero(numbers == label)
         rows.append(generator.permutation(own)[: size // classes + (index < size % classes)])
     return np.sort(np.concatenate(rows)).astype(np.int64)
 
@@ -280,7 +282,7 @@ def embed(features: AnyArray, seed: int) -> FloatArray:
     if (features == features[0]).all():
         return np.zeros((len(features), 2))
     if features.shape[1] == 1:
-        # PCA has no second component to begin with.
+        # With one feature, PCA would have no second component for the start.
         features = np.hstack([features, np.zeros_like(features)])
     manifold, threads = require("sklearn.manifold"), require("threadpoolctl")
     drawn = manifold.TSNE(
@@ -288,7 +290,7 @@ def embed(features: AnyArray, seed: int) -> FloatArray:
         init="pca",
         random_state=derive_seed(seed, "t-sne") % 2**32,
     )
-    # Of several threads, the order in which they add decides the last digit, and that grows.
+    # With several threads, the order of additions changes the last digit, and the difference grows.
     with threads.threadpool_limits(limits=1):
         return np.asarray(drawn.fit_transform(features), dtype=np.float64)
 
@@ -306,7 +308,7 @@ def _eval_mode(model: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        # A wrapper's train() also reaches what is not among its modules.
+        # A wrapper's train() may also change modules that are not among its own.
         model.train(mode)
         for module, own in modes:
             module.training = own

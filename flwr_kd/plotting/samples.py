@@ -36,7 +36,7 @@ def figure(comparison: Comparison, images: Mapping[str, FloatArray], *, seed: in
     Parameters
     ----------
     comparison : Comparison
-        Tells each method's accuracy in the last round.
+        Its accuracies in the last round stand above the panels.
     images : mapping of str to ndarray
         By method, ``[C, n, K, H, W]``: n images of each class, of which the first ten are drawn, and the first
         20 classes. Images of three channels are in colour, all others in grey, of several channels the mean.
@@ -57,15 +57,15 @@ def figure(comparison: Comparison, images: Mapping[str, FloatArray], *, seed: in
         ``matplotlib`` is not installed.
     """
     runs = chosen_runs(comparison, images, seed)
-    for name, found in images.items():
-        if found.ndim != 5 or not found.size:
+    for name, of_method in images.items():
+        if of_method.ndim != 5 or not of_method.size:
             raise ResultError(
-                f"images of {name} must have the shape [C, n, K, H, W], got {list(found.shape)}"
+                f"images of {name} must have the shape [C, n, K, H, W], got {list(of_method.shape)}"
             )
-    shown = {name: found[:_MOST_ROWS, :MOST_COLUMNS] for name, found in images.items()}
+    shown = {name: of_method[:_MOST_ROWS, :MOST_COLUMNS] for name, of_method in images.items()}
     rows, columns = (max(each.shape[axis] for each in shown.values()) for axis in (0, 1))
     drawn, panels = make_panels(runs, size=max(0.45 * columns, 2.4), height=max(0.45 * rows, 2.4))
-    for axes, found, part in zip(panels, images.values(), shown.values(), strict=True):
+    for axes, of_method, part in zip(panels, images.values(), shown.values(), strict=True):
         axes.imshow(_mosaic(part), interpolation="nearest")
         height = part.shape[3] + 1
         labels = range(len(part))
@@ -74,8 +74,8 @@ def figure(comparison: Comparison, images: Mapping[str, FloatArray], *, seed: in
         axes.tick_params(length=0)
         axes.spines[:].set_visible(False)
         axes.set_ylabel("class")
-        if part.shape[:2] != found.shape[:2]:
-            counts = [f"{a} of {b}" for a, b in zip(part.shape[:2], found.shape[:2], strict=True)]
+        if part.shape[:2] != of_method.shape[:2]:
+            counts = [f"{a} of {b}" for a, b in zip(part.shape[:2], of_method.shape[:2], strict=True)]
             axes.set_xlabel(f"{counts[0]} classes, {counts[1]} images of each")
     add_title(drawn, comparison, runs.values(), "images made by the server")
     return drawn

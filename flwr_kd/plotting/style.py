@@ -28,8 +28,9 @@ MOST_COLUMNS = 10
 
 
 def number_range(counts: Iterable[int]) -> str:
-    found = sorted(set(counts))
-    return str(found[0]) if len(found) == 1 else f"{found[0]} to {found[-1]}"
+    """Return one number, or the smallest and the largest of several, as text."""
+    numbers = sorted(set(counts))
+    return str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
 
 
 def chosen_runs(comparison: Comparison, drawn: Mapping[str, Any], seed: int | None) -> dict[str, RunResult]:

@@ -53,7 +53,7 @@ def figure(
     Parameters
     ----------
     comparison : Comparison
-        Tells each method's accuracy in the last round.
+        Its accuracies in the last round stand above the panels.
     embeddings : mapping of str to (ndarray, ndarray)
         By method, points ``[N, 2]`` as from :func:`~flwr_kd.plotting.measurements.embed`, and their classes
         ``[N]``.

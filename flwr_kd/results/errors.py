@@ -10,4 +10,4 @@ class ResultError(ValueError):
 
 
 class ResultExistsError(FileExistsError):
-    """A result is already there, and was not to be overwritten."""
+    """A result exists already, and must not be overwritten."""

@@ -16,21 +16,21 @@ FILE_NAME = "result.json"
 
 
 def check_free(directory: Path, *, force: bool) -> None:
-    """Check that a result can be saved here, before the work that makes it.
+    """Check that a result can be saved in a directory, before the work that makes it.
 
     Parameters
     ----------
     directory : Path
         Need not exist.
     force : bool
-        Whether a result that is there may be overwritten.
+        Whether an existing result may be overwritten.
 
     Raises
     ------
     ResultExistsError
-        A result is there and ``force`` is false.
+        If the directory has a result and ``force`` is false.
     ResultError
-        The directory, or one above it, is a file.
+        If the directory, or one above it, is a file.
     """
     directory = Path(directory)
     for folder in (directory, *directory.parents):
@@ -57,7 +57,7 @@ def save(comparison: Comparison, directory: Path, *, force: bool = False) -> Pat
     directory : Path
         Made if it does not exist.
     force : bool
-        Whether a result that is there may be overwritten.
+        Whether an existing result may be overwritten.
 
     Returns
     -------
@@ -67,9 +67,9 @@ def save(comparison: Comparison, directory: Path, *, force: bool = False) -> Pat
     Raises
     ------
     ResultExistsError
-        A result is there and ``force`` is false.
+        If the directory has a result and ``force`` is false.
     ResultError
-        The directory, or one above it, is a file.
+        If the directory, or one above it, is a file.
     """
     directory = Path(directory)
     check_free(directory, force=force)
@@ -84,9 +84,9 @@ def load(path: Path) -> Comparison:
     Raises
     ------
     FileNotFoundError
-        There is none.
+        If there is none.
     ResultError
-        It is not a result of a schema version that this version reads; the message names the file.
+        If it is not a result of a schema version that this version reads; the message names the file.
     """
     path = Path(path)
     file = path / FILE_NAME if path.is_dir() else path

@@ -2,8 +2,8 @@
 
 A :class:`Comparison` holds one :class:`RunResult` per method and seed, and that one a :class:`RoundResult`
 per round. On disk it is ``result.json`` (schema version 1): plain JSON, without NaN. What was not measured is
-``null``, never 0. What is reported is the last round, and the mean of the last five; never the best round,
-which would be a choice made on test data.
+``null``, never 0. Reported are the last round and the mean of the last five, never the best round, which would be
+a choice made on test data.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class RoundResult:
     seconds : float
         Wall clock.
     participants, failures : int
-        Clients whose contribution counted, and those that were asked and lost.
+        Number of clients whose contribution counted, and of those that were asked and gave none.
     local_top5 : float or None
         As ``local_accuracy``, of the five likeliest classes; None with five classes or fewer.
     server_accuracy : float or None
@@ -191,7 +191,7 @@ class RunResult:
     def rounds_to(self, accuracy: float, metric: str = "global_accuracy") -> int | None:
         """Return the first round that reaches an accuracy; None if none does.
 
-        A count of rounds, such as FedHyb's Table 2; no choice of a result on test data.
+        A number of rounds as in FedHyb's Table 2. It chooses no result on test data.
 
         Parameters
         ----------
@@ -214,8 +214,8 @@ class RunResult:
         if metric not in _ACCURACIES:
             raise ResultError(f"metric must be one of {', '.join(_ACCURACIES)}, got {metric!r}")
         for result in self.rounds:
-            found = getattr(result, metric)
-            if found is not None and found >= accuracy:
+            value = getattr(result, metric)
+            if value is not None and value >= accuracy:
                 return result.round
         return None
 
@@ -298,15 +298,15 @@ class Comparison:
         """
         groups = self.by_method()
         if seed is None:
-            found = {method: runs[0] for method, runs in groups.items()}
+            chosen = {method: runs[0] for method, runs in groups.items()}
         else:
-            found = {method: run for method, runs in groups.items() for run in runs if run.seed == seed}
+            chosen = {method: run for method, runs in groups.items() for run in runs if run.seed == seed}
         if not self.runs:
             raise ResultError("runs is empty: there is nothing to choose from")
-        if not found:
+        if not chosen:
             seeds = sorted({run.seed for run in self.runs})
             raise ResultError(f"seed must be one of {', '.join(map(str, seeds))}, got {seed}")
-        return found
+        return chosen
 
     def summary(self) -> list[dict[str, Any]]:
         """Mean and standard deviation over seeds, one dict per method.
@@ -327,7 +327,7 @@ class Comparison:
         return rows
 
     def to_json(self) -> str:
-        """Return the result as JSON, with :meth:`summary` added for those who read the file itself."""
+        """Return the result as JSON, with :meth:`summary` added for people who read the file."""
         document = {
             "schema_version": SCHEMA_VERSION,
             "command": self.command,
@@ -353,7 +353,7 @@ class Comparison:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
-        """Read what :meth:`to_json` wrote; the summary is derived anew from the runs.
+        """Read what :meth:`to_json` wrote; the summary is computed from the runs, not read.
 
         Raises
         ------
@@ -390,7 +390,7 @@ class Comparison:
 
 
 _ROUND_KEYS = tuple(each.name for each in fields(RoundResult))
-# What results had from the first version on; a reader takes the others' defaults where they are not there.
+# Fields that results have had from the first version on; the others get their defaults if they are missing.
 _NEEDED_KEYS = tuple(
     each.name for each in fields(RoundResult) if each.default is MISSING and each.default_factory is MISSING
 )
@@ -418,8 +418,8 @@ def _measured(name: str, value: object) -> float | None:
 
 
 def _accuracy(name: str, value: object) -> float | None:
-    found = _measured(name, value)
-    return None if found is None else share(name, found, error=ResultError)
+    accuracy = _measured(name, value)
+    return None if accuracy is None else share(name, accuracy, error=ResultError)
 
 
 def _build(where: str, kind: type[_T], values: dict[str, Any]) -> _T:

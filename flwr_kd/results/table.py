@@ -19,8 +19,8 @@ _MEGABYTE = 10**6
 def table(comparison: Comparison) -> Table:
     """Return the comparison as a table to print: one row per method, the last round.
 
-    Accuracies are mean ± standard deviation over seeds, in percent, ``–`` where there is none. If some seeds
-    have no value, how many have one is added. A server's own model has a column where there is one. Bytes are
+    Accuracies are mean ± standard deviation over seeds, in percent; ``–`` if none was measured. If only some seeds
+    have a value, their number is added. A server's own model has a column if there is one. Bytes are
     the mean per round over all clients together, in MB (10^6 bytes); seconds the mean over seeds of the median
     round. It fits into 80 columns, with both a global and a server's model into 97.
     """
@@ -39,7 +39,7 @@ def table(comparison: Comparison) -> Table:
     rows = comparison.summary()
     accuracies = {"local_accuracy": "local\naccuracy %", "global_accuracy": "global\naccuracy %"}
     if any(row["server_accuracy"]["n"] for row in rows):
-        # Rare; with it the table is wider, unless no method has a global model.
+        # The table becomes wider, unless no method has a global model.
         if not any(row["global_accuracy"]["n"] for row in rows):
             del accuracies["global_accuracy"]
         accuracies["server_accuracy"] = "server\naccuracy %"

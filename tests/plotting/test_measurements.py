@@ -215,7 +215,7 @@ def test_a_sample_has_as_many_of_each_class() -> None:
     ("classes", "size", "text"),
     [
         (3, 10, "classes must be at most the number that occurs, 2, not 3"),
-        (0, 10, "classes must be a whole number of at least 1, not 0"),
+        (0, 10, "classes must be a whole number from 1, got 0"),
         (2, 1, "samples must be at least the number of classes, 2, not 1"),
     ],
 )
