@@ -82,7 +82,7 @@ def difference(committed: str, fresh: str) -> str | None:
         if index % 2 == 0:
             same = before.split() == after.split()
         else:
-            a, b = (float(each.replace(",", "")) for each in (before, after))
+            a, b = (float(number.replace(",", "")) for number in (before, after))
             shown = LAST_DIGITS * 10.0 ** -min(places(before), places(after))
             same = abs(a - b) <= max(RELATIVE * max(abs(a), abs(b)), shown * 1.001)
         if not same:
@@ -98,7 +98,7 @@ def tells(shown: str) -> list[str]:
     """Return the parts of a text that reveal the machine: absolute paths, its name, addresses of objects."""
     names = [re.escape(name) for name in (str(ROOT), str(Path.home()), platform.node()) if name]
     own = re.compile(rf"(?<!\w)(?:{'|'.join(names)})(?!\w)")
-    return [found.group() for each in (own, ABSOLUTE_PATH, ADDRESS) for found in each.finditer(shown)]
+    return [match.group() for pattern in (own, ABSOLUTE_PATH, ADDRESS) for match in pattern.finditer(shown)]
 
 
 def test_there_is_a_notebook() -> None:
@@ -149,7 +149,7 @@ def test_links_lead_somewhere(path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]
     prose = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
     targets = [target for target in re.findall(r"\]\(([^)#\s]+)", prose) if not target.startswith("http")]
-    assert targets, "a reader is told where to go next"
+    assert targets, "the notebook links to further pages"
     assert not [target for target in targets if not (path.parent / target).exists()]
 
 

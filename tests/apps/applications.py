@@ -1,4 +1,4 @@
-"""The apps, what is set in their runs on a SuperLink, and the numbers that these must have."""
+"""The apps, the settings of their runs on a SuperLink, and the numbers that these runs must have."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CLIENTS, ROUNDS, SEED = 3, 2, 5
 
 @dataclass(frozen=True)
 class App:
-    """An app, what is set in its run on a SuperLink, and settings that it must refuse."""
+    """An app, the settings of its run on a SuperLink, and settings that it must refuse."""
 
     name: str
     method: str
@@ -34,7 +34,7 @@ class App:
     set: dict[str, Any]
     wrong: tuple[tuple[dict[str, Any], str], ...]
     others: tuple[str, ...] = ()
-    """Methods with further hyper-parameters, which its ``pyproject.toml`` has, too."""
+    """Methods with further hyper-parameters, which its ``pyproject.toml`` also has."""
 
     @property
     def folder(self) -> Path:
@@ -61,7 +61,7 @@ class App:
         return frozenset().union(*(registry.get(name).config_class().to_wire() for name in names))
 
     def run_config(self, **settings: Any) -> dict[str, Any]:
-        """What is set in its run on a SuperLink; ``out`` is not."""
+        """Return the settings of its run on a SuperLink, without ``out``."""
         shared = {"num-server-rounds": ROUNDS, "min-nodes": CLIENTS, "seed": SEED}
         return {**shared, **self.set, **settings}
 
@@ -180,9 +180,9 @@ KTPFL = App(
 APPLICATIONS = (FEDHKD, FEDDKC, FEDHEAD, FEDHYB, KTPFL)
 
 
-def same_rounds(found: schema.RunResult, expected: schema.RunResult) -> None:
-    assert len(found.rounds) == ROUNDS
-    for ours, theirs in zip(found.rounds, expected.rounds, strict=True):
+def same_rounds(actual: schema.RunResult, expected: schema.RunResult) -> None:
+    assert len(actual.rounds) == ROUNDS
+    for ours, theirs in zip(actual.rounds, expected.rounds, strict=True):
         assert (ours.participants, ours.failures) == (CLIENTS, 0), f"round {ours.round}"
         assert (ours.bytes_up, ours.bytes_down) == (theirs.bytes_up, theirs.bytes_down)
         for name in ("local_accuracy", "local_top5", "global_accuracy", "server_accuracy", "train_loss"):
@@ -191,7 +191,7 @@ def same_rounds(found: schema.RunResult, expected: schema.RunResult) -> None:
 
 
 def same_as_simulated(app: App, comparison: schema.Comparison) -> None:
-    """Compare the result of a run with :meth:`App.run_config` with that of the command line's, in this process."""
+    """Compare the result of a run with :meth:`App.run_config` with that of the inline backend."""
     method = registry.get(app.method)
     expected = run(
         method,
@@ -202,9 +202,9 @@ def same_as_simulated(app: App, comparison: schema.Comparison) -> None:
             if name in app.defaults and name not in method.fixed
         ),
     )
-    (found,) = comparison.runs
-    assert (found.method, found.seed) == (app.method, SEED)
-    assert found.hyperparameters == expected.hyperparameters
+    (actual,) = comparison.runs
+    assert (actual.method, actual.seed) == (app.method, SEED)
+    assert actual.hyperparameters == expected.hyperparameters
     assert comparison.config["clients"] == CLIENTS
     assert f"seed={SEED}" in comparison.command
-    same_rounds(found, expected)
+    same_rounds(actual, expected)

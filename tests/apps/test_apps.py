@@ -1,4 +1,4 @@
-"""What holds for every app, and that ``flwr run`` gives the numbers of ``flwr-kd simulate``."""
+"""What holds for every app. ``flwr run`` gives the numbers of ``flwr-kd simulate``."""
 
 from __future__ import annotations
 
@@ -66,10 +66,10 @@ def test_the_result_is_what_was_run(app: App, module: Module, tmp_path: Path) ->
     grid = InlineGrid(module(app.name, "client_app").app, 2, run_config=context.run_config)
     module(app.name, "server_app").main(grid, context)
     comparison = files.load(tmp_path)
-    (found,) = comparison.runs
-    assert registry.get(found.method).name.startswith(app.name)
-    assert found.hyperparameters.get("refinement", "") in found.method
-    (stats,) = found.rounds
+    (actual,) = comparison.runs
+    assert registry.get(actual.method).name.startswith(app.name)
+    assert actual.hyperparameters.get("refinement", "") in actual.method
+    (stats,) = actual.rounds
     assert set(stats.clients) == {"0", "1"}
     assert stats.local_top5 is not None
     assert (comparison.config["backend"], comparison.config["seeds"]) == ("flwr", [SEED])
@@ -110,7 +110,7 @@ def test_the_readme_explains_every_setting(app: App) -> None:
 
 @every
 def test_the_commands_of_the_readme_set_what_there_is(app: App) -> None:
-    """Read as Flower reads them; ``flwr run`` refuses a key that is not in ``pyproject.toml``."""
+    """The test reads them as Flower does: ``flwr run`` refuses a key that is not in ``pyproject.toml``."""
     commands = re.findall(
         rf"^flwr run apps/{app.name} .*$", app.page.replace("\\\n", " "), flags=re.MULTILINE
     )
@@ -123,7 +123,7 @@ def test_the_commands_of_the_readme_set_what_there_is(app: App) -> None:
 
 
 def test_the_node_configs_of_the_readmes_can_be_read() -> None:
-    """A text needs quotes of its own inside the shell's."""
+    """A string needs its own quotes inside those of the shell."""
     known = {"partition-id", "num-partitions", "data-path", "model", "sector", "state-dir"}
     pages = "".join(app.page for app in APPLICATIONS)
     given = re.findall(r'--node-config "([^"]+)"', pages)
@@ -160,7 +160,7 @@ def test_settings_are_checked_before_the_work(app: App, module: Module) -> None:
 
 @pytest.fixture
 def own_images(tmp_path: Path) -> str:
-    """Return a folder with a small Fashion-MNIST, a set of which nothing is held back unless asked for."""
+    """Return a folder with a small Fashion-MNIST, of which no public samples are held back by default."""
     draw = np.random.default_rng(0)
     for part, size in (("train", 150), ("t10k", 30)):
         labels = (np.arange(size) % 10).astype(np.uint8)
@@ -205,14 +205,14 @@ def test_fedheads_methods_give_the_numbers_of_the_simulation(
     )
     expected = run(registry.get(name), shared, FedHEADConfig.from_wire(context.run_config))
     comparison = files.load(out)
-    (found,) = comparison.runs
-    assert (found.method, found.hyperparameters) == (name, expected.hyperparameters)
+    (actual,) = comparison.runs
+    assert (actual.method, actual.hyperparameters) == (name, expected.hyperparameters)
     assert (comparison.config["public"], comparison.config["public_limit"]) == (data["dataset"], limit)
-    same_rounds(found, expected)
+    same_rounds(actual, expected)
 
 
 def test_fedheads_clients_name_their_sectors(module: Module, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The page's SuperNodes, read as Flower reads their command lines."""
+    """The command lines of the page's SuperNodes are read as Flower does."""
     lines = re.findall(r"^FLWR_HOME=\S+ flower-supernode .*$", FEDHEAD.page, flags=re.MULTILINE)
     words = [shlex.split(line) for line in lines]
     nodes = [parse_config_args([line[line.index("--node-config") + 1]]) for line in words]
@@ -221,9 +221,9 @@ def test_fedheads_clients_name_their_sectors(module: Module, monkeypatch: pytest
     strategies = []
 
     class Watched(server.FedHEAD):  # type: ignore[misc, name-defined]
-        def begin(self, found: Any) -> None:
+        def begin(self, nodes: Any) -> None:
             strategies.append(self)
-            super().begin(found)
+            super().begin(nodes)
 
     monkeypatch.setattr(server, "FedHEAD", Watched)
     settings = {**FEDHEAD.set, "method": "fedhead", "assignment": "client"}
@@ -237,7 +237,7 @@ def test_fedheads_clients_name_their_sectors(module: Module, monkeypatch: pytest
 
 
 def test_fedhybs_app_has_all_of_its_methods(module: Module) -> None:
-    registered = {name for name, found in registry.methods().items() if found.config_class is FedHybConfig}
+    registered = {name for name, method in registry.methods().items() if method.config_class is FedHybConfig}
     assert set(module("fedhyb", "server_app").METHODS) == registered
 
 
@@ -257,11 +257,11 @@ def test_fedhybs_methods_give_the_numbers_of_the_simulation(
         method.config(f"{setting}={value}" for setting, value in FEDHYB.set.items()),
     )
     comparison = files.load(tmp_path)
-    (found,) = comparison.runs
-    assert (found.method, found.hyperparameters) == (name, expected.hyperparameters)
-    assert method.fixed.items() <= {k.replace("-", "_"): v for k, v in found.hyperparameters.items()}.items()
+    (actual,) = comparison.runs
+    assert (actual.method, actual.hyperparameters) == (name, expected.hyperparameters)
+    assert method.fixed.items() <= {k.replace("-", "_"): v for k, v in actual.hyperparameters.items()}.items()
     assert comparison.config["imbalance"] == 4.0
-    same_rounds(found, expected)
+    same_rounds(actual, expected)
 
 
 @pytest.mark.parametrize("name", list(registry.methods()))
@@ -287,7 +287,7 @@ def test_what_a_method_fixes_replaces_the_default_and_refuses_all_else(name: str
 
 
 def test_ktpfls_app_has_all_methods_of_its_kind(module: Module) -> None:
-    registered = {name for name, found in registry.methods().items() if found.public_at == "clients"}
+    registered = {name for name, method in registry.methods().items() if method.public_at == "clients"}
     assert set(module("ktpfl", "server_app").METHODS) == registered
     for name in ("ktpfl-weights", "pfeddf"):
         assert registry.get(name)
@@ -297,15 +297,15 @@ def test_ktpfls_app_has_all_methods_of_its_kind(module: Module) -> None:
 def run_ktpfl(
     module: Module, out: Path, app: ClientApp | None = None, grid: Any = None, **settings: Any
 ) -> Any:
-    """Run the app in this process, with what is set in its run on a SuperLink; return its run."""
+    """Run the app in this process with the settings of its run on a SuperLink, and return the result."""
     shared = {"num_server_rounds": ROUNDS, "min_nodes": CLIENTS, "seed": SEED, "out": str(out)}
     context = KTPFL.context(**{**KTPFL.set, **shared, **settings})
     nodes = InlineGrid(
         app or module("ktpfl", "client_app").app, CLIENTS, run_config=context.run_config, **(grid or {})
     )
     module("ktpfl", "server_app").main(nodes, context)
-    (found,) = files.load(out).runs
-    return found
+    (actual,) = files.load(out).runs
+    return actual
 
 
 @pytest.mark.parametrize("where", ["clients", "server"])
@@ -313,10 +313,10 @@ def run_ktpfl(
 def test_ktpfls_methods_give_the_numbers_of_the_simulation(
     name: str, where: str, module: Module, tmp_path: Path
 ) -> None:
-    """With different models. A value that the method fixes replaces the default that the app lists."""
+    """The models are heterogeneous. A value that the method fixes replaces the default that the app lists."""
     special = {"top-k": 2, "warmup-epochs": 2 if name == "fedmd" and where == "clients" else 0}
     hyper = {**KTPFL.set, **special, "public-at": where, "precision": "float16"}
-    found = run_ktpfl(module, tmp_path, **hyper, method=name, model="mlp,lenet", public_limit=80)
+    actual = run_ktpfl(module, tmp_path, **hyper, method=name, model="mlp,lenet", public_limit=80)
     method = registry.get(name)
     expected = run(
         method,
@@ -335,9 +335,9 @@ def test_ktpfls_methods_give_the_numbers_of_the_simulation(
             if setting in method.config_class().to_wire()
         ),
     )
-    assert (found.method, found.hyperparameters) == (name, expected.hyperparameters)
-    assert method.fixed.items() <= {k.replace("-", "_"): v for k, v in found.hyperparameters.items()}.items()
-    same_rounds(found, expected)
+    assert (actual.method, actual.hyperparameters) == (name, expected.hyperparameters)
+    assert method.fixed.items() <= {k.replace("-", "_"): v for k, v in actual.hyperparameters.items()}.items()
+    same_rounds(actual, expected)
 
 
 def test_ktpfls_clients_need_no_public_data_where_the_server_has_it(
@@ -345,8 +345,8 @@ def test_ktpfls_clients_need_no_public_data_where_the_server_has_it(
 ) -> None:
     client = module("ktpfl", "client_app")
     monkeypatch.setattr(run_config, "public_of", lambda run: 1 / 0)
-    found = run_ktpfl(module, tmp_path, public_at="server")
-    assert [stats.failures for stats in found.rounds] == [0] * ROUNDS
+    actual = run_ktpfl(module, tmp_path, public_at="server")
+    assert [stats.failures for stats in actual.rounds] == [0] * ROUNDS
     context = KTPFL.context()
     context.node_config = {"partition-id": 0, "num-partitions": CLIENTS}
     with pytest.raises(ZeroDivisionError):
@@ -356,7 +356,7 @@ def test_ktpfls_clients_need_no_public_data_where_the_server_has_it(
 def test_ktpfls_client_with_other_public_data_is_refused(
     module: Module, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    """As the page says, in these words: without it there are too few, or the run goes on with the others."""
+    """The refusal has the page's words. The run ends with too few clients, or goes on with the others."""
     client_fn = module("ktpfl", "client_app").client_fn
 
     def other(context: Context) -> Client:
@@ -369,9 +369,9 @@ def test_ktpfls_client_with_other_public_data_is_refused(
     with pytest.raises(HandshakeError, match=r"2 clients fit, 3 are needed; refused: node \d+: its public"):
         run_ktpfl(module, tmp_path, app, public_limit=80)
     caplog.clear()
-    found = run_ktpfl(module, tmp_path, app, public_limit=80, min_nodes=2)
-    assert [set(stats.clients) for stats in found.rounds] == [{"0", "1"}] * ROUNDS
-    assert [stats.failures for stats in found.rounds] == [0] * ROUNDS
+    actual = run_ktpfl(module, tmp_path, app, public_limit=80, min_nodes=2)
+    assert [set(stats.clients) for stats in actual.rounds] == [{"0", "1"}] * ROUNDS
+    assert [stats.failures for stats in actual.rounds] == [0] * ROUNDS
     (refusal,) = {text for text in caplog.messages if "is refused" in text}
     (shown,) = re.findall(r"^node \d+ is refused: .*$", KTPFL.page, flags=re.MULTILINE)
     values = r"\b(\d+|[0-9a-f]{12})\b"
@@ -387,9 +387,9 @@ def test_ktpfls_client_with_other_public_data_is_refused(
 def test_ktpfls_client_that_lost_its_state(
     before: set[int], state_dir: bool, module: Module, tmp_path: Path
 ) -> None:
-    """Each client has a handshake, and in each round one message to train and one to distil.
+    """Each client gets one message for the handshake, and in each round one to train and one to distil.
 
-    Inside a round the state is lost twice: as in a simulation, a message that fails leaves it as it was.
+    Inside a round the state is lost twice, since a message that fails does not change it, as in a simulation.
     """
     client_fn, seen = module("ktpfl", "client_app").client_fn, Counter[Any]()
 
@@ -409,16 +409,16 @@ def test_ktpfls_client_that_lost_its_state(
         }
     undisturbed = run_ktpfl(module, tmp_path / "undisturbed")
     grid = {"node_configs": [config] * CLIENTS}
-    found = run_ktpfl(module, tmp_path / "found", ClientApp(client_fn=restarted), grid)
+    actual = run_ktpfl(module, tmp_path / "actual", ClientApp(client_fn=restarted), grid)
     assert seen[1] == 1 + 2 * ROUNDS
     if state_dir:
-        same_rounds(found, undisturbed)
+        same_rounds(actual, undisturbed)
         kept = [path.name for path in (tmp_path / "state").iterdir()]
         assert {re.findall(r"node-(\d+)", name)[0] for name in kept} == {str(i) for i in range(CLIENTS)}
         return
-    first, second = found.rounds
+    first, second = actual.rounds
     assert first.failures == (3 in before)
     assert set(first.clients) == ({"0", "2"} if 3 in before else {"0", "1", "2"})
-    # It begins anew: the loss is that of a model which has not learned yet.
+    # It begins anew: the loss is that of an untrained model.
     assert (second.participants, second.failures) == (CLIENTS, 0)
     assert second.train_loss > undisturbed.rounds[1].train_loss + 0.05

@@ -1,4 +1,4 @@
-"""The apps on the clients' own data, at nodes that have no partition id, and on what a strategy is told."""
+"""The apps on the clients' own data, at nodes without a partition id, and the options of their strategies."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def names(case: Any) -> str:
 
 
 def samples(client: int) -> ArrayDataset:
-    """Return some of scikit-learn's digits 0 to 3; the second client's have no 2."""
+    """Return some of scikit-learn's digits 0 to 3. The second client has no 2."""
     digits = load("digits").train
     rows = np.flatnonzero(digits.y.numpy() < 4)[30 * client : 30 * client + 30]
     return digits.subset([row for row in rows if client != 1 or digits.y[row] != 2])
@@ -120,7 +120,7 @@ def tables(tmp_path: Path) -> list[str]:
 
 
 def hospital(client_app: Any) -> ClientApp:
-    """Return the app with nodes as SuperNodes are that were not told of partitions."""
+    """Return the app for nodes whose config names no partition."""
 
     def client_fn(context: Context) -> Client:
         for key in ("partition-id", "num-partitions"):
@@ -139,7 +139,7 @@ def run_app(
     nodes: Sequence[Mapping[str, Any]] | None = None,
     **settings: Any,
 ) -> RunResult:
-    """Run an app in this process; return its run, or what there is of it without ``out``."""
+    """Run an app in this process, and return its result."""
     context = app.context(**{**app.run_config(), "dataset": "none", "partition": "none", **settings})
     configs = [
         {"data-path": path, **node} for path, node in zip(paths, nodes or [{}] * len(paths), strict=True)
@@ -151,8 +151,8 @@ def run_app(
         node_configs=configs,
     )
     module(app.name, "server_app").main(grid, context)
-    (found,) = files.load(Path(context.run_config["out"])).runs
-    return found
+    (actual,) = files.load(Path(context.run_config["out"])).runs
+    return actual
 
 
 def node(run_config: Mapping[str, Any] | None = None, app: App = FEDHKD, **config: Any) -> Context:
@@ -164,17 +164,17 @@ def node(run_config: Mapping[str, Any] | None = None, app: App = FEDHKD, **confi
 # every app runs
 
 
-def is_whole(found: RunResult, method: str) -> None:
-    """Say that all three clients took part in all rounds, and that the numbers are numbers."""
-    assert len(found.rounds) == ROUNDS
-    for stats in found.rounds:
+def is_whole(actual: RunResult, method: str) -> None:
+    """Check that all three clients took part in all rounds, and that the numbers are finite."""
+    assert len(actual.rounds) == ROUNDS
+    for stats in actual.rounds:
         assert (stats.participants, stats.failures) == (CLIENTS, 0)
-        # By Flower's ids of nodes, which are large, and not 0, 1, 2.
+        # The keys are Flower's node ids, which are large, and not partitions.
         assert len(stats.clients) == CLIENTS
         assert all(int(key) > 1000 for key in stats.clients)
         assert stats.train_loss is not None
         assert math.isfinite(stats.train_loss)
-    assert (found.rounds[-1].global_accuracy is not None) == registry.get(method).global_model
+    assert (actual.rounds[-1].global_accuracy is not None) == registry.get(method).global_model
 
 
 @pytest.mark.parametrize(("app", "settings"), METHODS, ids=names)
@@ -186,8 +186,8 @@ def test_apps_run_on_folders_of_images(
     method = str(settings.get("method", app.method))
     test = {"test-path": str(tmp_path / "test")} if registry.get(method).global_model else {}
     out = tmp_path / "out"
-    found = run_app(app, module, scans, **{**IMAGES, **public, **test, **settings, "out": str(out)})
-    is_whole(found, method)
+    actual = run_app(app, module, scans, **{**IMAGES, **public, **test, **settings, "out": str(out)})
+    is_whole(actual, method)
     config = files.load(out).config
     assert (config["dataset"], config["partition"], config["clients"]) == ("own", None, CLIENTS)
     assert (config["classes"], config["input_shape"]) == (CLASSES.split(","), [1, 10, 10])
@@ -211,17 +211,17 @@ def test_apps_run_on_tables(
 def test_without_test_data_at_the_server_there_is_no_global_accuracy(
     tables: list[str], module: Module, tmp_path: Path
 ) -> None:
-    found = run_app(FEDHKD, module, tables, **TABLE, out=str(tmp_path / "out"))
-    assert [stats.global_accuracy for stats in found.rounds] == [None] * ROUNDS
-    assert all(stats.local_accuracy is not None for stats in found.rounds)
+    actual = run_app(FEDHKD, module, tables, **TABLE, out=str(tmp_path / "out"))
+    assert [stats.global_accuracy for stats in actual.rounds] == [None] * ROUNDS
+    assert all(stats.local_accuracy is not None for stats in actual.rounds)
 
 
-# Not FedDKC, whose models take images: eight bits do not hold the digits' sixteenths.
+# Not FedDKC: its models take images, whose eight bits cannot hold the sixteenths of the digits.
 @pytest.mark.parametrize("app", [FEDHKD, FEDHEAD, FEDHYB, KTPFL], ids=lambda app: app.name)
 def test_the_numbers_are_those_of_the_same_samples_by_partition(
     app: App, module: Module, tmp_path: Path
 ) -> None:
-    """What differs is where a client's rows are: in two files of its own, at a node with the same partition id."""
+    """Only the place of a client's rows differs: they are in two files at a node with the same partition id."""
     common = {**app.run_config(), "model": "mlp", "num-server-rounds": ROUNDS}
     digits = Experiment(clients=CLIENTS, seed=SEED, partition="inner-dirichlet:0.1")
     bundle, labels = bundle_of(digits), [str(label) for label in range(10)]
@@ -239,7 +239,7 @@ def test_the_numbers_are_those_of_the_same_samples_by_partition(
     grid = InlineGrid(module(app.name, "client_app").app, CLIENTS, run_config=context.run_config)
     module(app.name, "server_app").main(grid, context)
     (expected,) = files.load(tmp_path / "expected").runs
-    found = run_app(
+    actual = run_app(
         app,
         module,
         [str(tmp_path / str(client)) for client in range(CLIENTS)],
@@ -250,10 +250,10 @@ def test_the_numbers_are_those_of_the_same_samples_by_partition(
             **({"test-path": str(tmp_path / "test.csv")} if "test-path" in app.settings else {}),
             "classes": ",".join(labels),
             "input-shape": "64",
-            "out": str(tmp_path / "found"),
+            "out": str(tmp_path / "actual"),
         },
     )
-    same_rounds(found, expected)
+    same_rounds(actual, expected)
 
 
 @every
@@ -305,9 +305,9 @@ def test_own_data_takes_the_model_that_the_node_names_or_the_first(
     config: dict[str, Any], expected: str, scans: list[str]
 ) -> None:
     settings = {**IMAGES, "model": "lenet, mlp,cnn"}
-    found = client_data(node(settings, KTPFL, data_path=scans[0], **config)).model
+    actual = client_data(node(settings, KTPFL, data_path=scans[0], **config)).model
     (alone,) = (client_data(node({**settings, "model": expected}, KTPFL, data_path=scans[0])).model,)
-    assert found.state_dict().keys() == alone.state_dict().keys()
+    assert actual.state_dict().keys() == alone.state_dict().keys()
 
 
 def test_parts_of_a_data_set_take_the_models_in_turn_or_the_one_that_is_named() -> None:
@@ -419,8 +419,8 @@ def test_a_node_without_usable_data_costs_itself_alone(
     tables: list[str], module: Module, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     gone = [*tables[:2], str(tmp_path / "gone.csv")]
-    found = run_app(FEDHKD, module, gone, **{**TABLE, "min-nodes": 2, "out": str(tmp_path / "out")})
-    assert [stats.participants for stats in found.rounds] == [2] * ROUNDS
+    actual = run_app(FEDHKD, module, gone, **{**TABLE, "min-nodes": 2, "out": str(tmp_path / "out")})
+    assert [stats.participants for stats in actual.rounds] == [2] * ROUNDS
     assert re.search(r"data-path in the node config: there is nothing at '.*gone\.csv'", caplog.text)
 
 
@@ -465,7 +465,7 @@ def test_own_data_is_not_divided_at_the_server() -> None:
         client_splits(experiment(FEDHKD.context(**TABLE)))
 
 
-# what a strategy is told
+# the options of a strategy
 
 
 def test_the_run_config_says_what_a_strategy_does(tmp_path: Path) -> None:
@@ -579,8 +579,8 @@ def test_a_run_goes_on_after_its_last_round(module: Module, tmp_path: Path) -> N
         context = FEDHKD.context(**given)
         grid = InlineGrid(module("fedhkd", "client_app").app, CLIENTS, run_config=context.run_config)
         module("fedhkd", "server_app").main(grid, context)
-        (found,) = files.load(tmp_path / out).runs
-        return found
+        (actual,) = files.load(tmp_path / out).runs
+        return actual
 
     folder = {"checkpoint-dir": str(tmp_path / "state")}
     whole = run("whole", 3)

@@ -112,10 +112,10 @@ def test_a_client_whose_process_dies_costs_its_own_answer_only(tmp_path: Path, f
     app = client_app(experiment, states, mods=[mod])
     ray_backend.run_ray(app, experiment, server(experiment, results))
     failed = [line for line in flower_log if " failed: " in line]
-    found = numbers(results[0])
-    assert [(stats["participants"], stats["failures"]) for stats in found] == [(2, 2), (3, 1), (3, 1)]
-    assert [sorted(stats["clients"]) for stats in found] == [[2, 3], [0, 1, 3], [0, 2, 3]]
-    assert found == inline_numbers(experiment)
+    actual = numbers(results[0])
+    assert [(stats["participants"], stats["failures"]) for stats in actual] == [(2, 2), (3, 1), (3, 1)]
+    assert [sorted(stats["clients"]) for stats in actual] == [[2, 3], [0, 1, 3], [0, 2, 3]]
+    assert actual == inline_numbers(experiment)
 
     lines = [line.rsplit(maxsplit=1) for line in calls_file.read_text().splitlines()]
     calls = Counter(call for call, _ in lines if call.startswith("train"))
@@ -153,6 +153,6 @@ def test_large_personal_models_are_kept_in_files(
     ]
     assert seen[3:] == kept
     assert list(tmp_path.iterdir()) == []
-    assert [dataclasses.replace(each, seconds=0.0) for each in large.rounds] == [
-        dataclasses.replace(each, seconds=0.0) for each in small.rounds
+    assert [dataclasses.replace(stats, seconds=0.0) for stats in large.rounds] == [
+        dataclasses.replace(stats, seconds=0.0) for stats in small.rounds
     ]
