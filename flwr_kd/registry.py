@@ -1,25 +1,31 @@
-"""All methods by name; a folder under ``strategies/`` is all that a new one needs."""
+"""All methods by name.
+
+A method of this library needs a folder under ``strategies/`` and nothing else. A method of another distribution
+needs an entry point in the group ``flwr_kd.methods``.
+"""
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any
 
 from flwr_kd.checks import ConfigError
 from flwr_kd.config import MethodConfig
 from flwr_kd.formulas import Sent, Situation
 from flwr_kd.lazy import load
-from flwr_kd.text import unknown_name
+from flwr_kd.text import first_line, unknown_name
 
 if TYPE_CHECKING:
     from flwr_kd.client.client import KDClient
     from flwr_kd.rules import Rules
     from flwr_kd.server.strategy import KDStrategy
 
-__all__ = ["Method", "Variant", "get", "methods", "register"]
+__all__ = ["Method", "NameTakenError", "Variant", "get", "methods", "register"]
 
 
 @dataclass(frozen=True)
@@ -160,8 +166,18 @@ class Method:
         return self.config_class.from_texts([*self.simulated, *assignments], **self.fixed)
 
 
+GROUP = "flwr_kd.methods"
+"""Group of entry points: each names a module that registers methods on import, or a :class:`Method`."""
+
 _METHODS: dict[str, Method] = {}
+_SOURCES: dict[str, str] = {}
+_OWN = "flwr-kd"
+_source = _OWN
 _loaded = False
+
+
+class NameTakenError(ConfigError):
+    """Two different methods have the same name."""
 
 
 def register(method: Method) -> Method:
@@ -169,30 +185,65 @@ def register(method: Method) -> Method:
 
     Raises
     ------
-    ConfigError
-        If the name is taken by another.
+    NameTakenError
+        If the name is taken by another; the text names both.
     """
     known = _METHODS.setdefault(method.name, method)
     if known != method:
-        raise ConfigError(
-            f"method {method.name!r} is registered twice: {known.strategy_path}, {method.strategy_path}"
+        raise NameTakenError(
+            f"method {method.name!r} is registered twice: {known.strategy_path} (of {_SOURCES[method.name]}), "
+            f"{method.strategy_path} (of {_source})"
         )
+    _SOURCES.setdefault(method.name, _source)
     return method
 
 
 def methods() -> dict[str, Method]:
-    """Return all methods by name, in alphabetical order.
+    """Return all methods by name, in alphabetical order: those of this library and of the entry points.
+
+    An entry point that cannot be loaded is left out, with a warning that names its distribution.
 
     >>> sorted(methods()) == list(methods())
     True
+
+    Raises
+    ------
+    NameTakenError
+        If an entry point registers a name that is taken.
     """
     global _loaded
     if not _loaded:
         package = importlib.import_module("flwr_kd.strategies")
         for module in pkgutil.iter_modules(package.__path__):
             importlib.import_module(f"{package.__name__}.{module.name}")
+        for point in sorted(entry_points(group=GROUP), key=lambda point: (point.name, point.value)):
+            _load(point)
         _loaded = True
     return dict(sorted(_METHODS.items()))
+
+
+def _load(point: EntryPoint) -> None:
+    global _source
+    _source = f"{point.dist.name} {point.dist.version}" if point.dist else point.value
+    before = dict(_METHODS)
+    try:
+        loaded = point.load()
+        if isinstance(loaded, Method):
+            register(loaded)
+    except NameTakenError:
+        raise
+    # Whatever another distribution's code raises must not cost the user the other methods.
+    except Exception as error:
+        for name in _METHODS.keys() - before.keys():
+            del _METHODS[name], _SOURCES[name]
+        warnings.warn(
+            f"the methods of {_source} are left out: entry point {point.name!r} ({point.value}) raised "
+            f"{type(error).__name__}: {first_line(error)}",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+    finally:
+        _source = _OWN
 
 
 def get(name: str) -> Method:
