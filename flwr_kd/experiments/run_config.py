@@ -1,6 +1,6 @@
-"""What Flower Apps share: the experiment in a run config, a client's data, checks before the work, the result.
+"""The parts that all Flower Apps share: the experiment in a run config, a client's data, checks, the result.
 
-An app's own two files show what a ServerApp and a ClientApp of one method are made of; see ``apps/``.
+An app's own two files show how a ServerApp and a ClientApp of one method are built from them; see ``apps/``.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from flwr.app import ArrayRecord, Context, MetricRecord
 from torch import nn
 
 from flwr_kd import registry
-from flwr_kd.checks import ConfigError, checked
+from flwr_kd.checks import ConfigError, DataError, checked, number, share, whole_number
 from flwr_kd.config import MethodConfig
-from flwr_kd.data import ArrayDataset, DataError, DataSpec, load_own, load_test
+from flwr_kd.data import ArrayDataset, DataSpec, load_own, load_test
 from flwr_kd.experiments import evaluation
 from flwr_kd.experiments.data import bundle_of, client_splits, public_of
 from flwr_kd.experiments.experiment import Experiment
@@ -49,7 +49,7 @@ __all__ = [
 def experiment(context: Context, clients: int | None = None) -> Experiment:
     """Return the data, partition and model of a run, which both sides read from the run config.
 
-    Where ``classes`` is not empty, the clients have data of their own, of the form ``own``: ``dataset`` and
+    If ``classes`` is not empty, the clients have data of their own, of the form ``own``, and ``dataset`` and
     ``partition`` are not used.
 
     Parameters
@@ -57,7 +57,7 @@ def experiment(context: Context, clients: int | None = None) -> Experiment:
     context : Context
         Flower's.
     clients : int, optional
-        How many share the data; ``min-nodes`` if None, which is what the server knows before the run.
+        Number of clients that share the data; ``min-nodes`` if None, which is what the server knows before the run.
 
     Raises
     ------
@@ -72,14 +72,14 @@ def experiment(context: Context, clients: int | None = None) -> Experiment:
         partition=str(settings["partition"]),
         clients=_whole(context, "min-nodes", 2) if clients is None else clients,
         rounds=_whole(context, "num-server-rounds", 3),
-        # A run config has no None: 0 is no cut.
-        imbalance=cast(float, settings.get("imbalance", 0)) or None,
+        # A run config has no None; 0 means that nothing is cut.
+        imbalance=number("imbalance", settings.get("imbalance", 0), 0) or None,
         model=str(settings["model"]),
         seed=_whole(context, "seed", 0, least=0),
-        fraction_train=_option(context, "fraction-train", 1.0, gt=0, le=1),
-        # Of apps whose server needs public data; what is held back for it, no client may have.
+        fraction_train=_fraction_train(context),
+        # For apps whose server needs public data: no client may have the samples that are held back for it.
         public=str(settings.get("public", "")) or None,
-        public_limit=cast(int, settings.get("public-limit", Experiment.public_limit)),
+        public_limit=_whole(context, "public-limit", Experiment.public_limit),
         own=own,
     )
 
@@ -99,7 +99,7 @@ def chosen_method(context: Context, names: Sequence[str]) -> registry.Method:
 
 
 class ClientData(NamedTuple):
-    """What a client is made of besides its method.
+    """A client's model and data.
 
     Attributes
     ----------
@@ -117,18 +117,19 @@ class ClientData(NamedTuple):
 def client_data(context: Context) -> ClientData:
     """Return a client's model and data: a part of the run's data set, or data of its own.
 
-    Which, the run config says: with ``classes`` the data at ``data-path`` of the node config, see
-    :func:`flwr_kd.data.load_own`; else the part of ``dataset`` that ``partition-id`` and ``num-partitions`` of the
-    node config say, which a simulation sets by itself. Data is loaded once in a process.
+    The run config decides: with ``classes``, the client has the data at ``data-path`` of its node config, see
+    :func:`flwr_kd.data.load_own`. Otherwise it has the part of ``dataset`` that ``partition-id`` and
+    ``num-partitions`` of its node config name, which a simulation sets by itself. Data is loaded once per process.
 
-    Of several models in the run config, a client takes the one that ``model`` of its node config names. Without
-    that they are given to the parts of a data set in turn, and a client with data of its own takes the first.
+    If the run config has several models, a client takes the one that ``model`` of its node config names. Without
+    that key, the models are given to the parts of a data set in turn, and a client with data of its own takes the
+    first.
 
     Raises
     ------
     ConfigError
-        If the node config lacks a key, or a value is not allowed, does not go with the run config, or is a path
-        whose data cannot be used. Each message has one line, since a server shows the last.
+        If the node config lacks a key, or a value is not allowed, does not fit the run config, or is a path whose
+        data cannot be used. Each message has one line, since a server shows the last line only.
     DataError
         If the run's data set cannot be loaded.
     """
@@ -147,14 +148,14 @@ def client_data(context: Context) -> ClientData:
 
 
 def public_options(context: Context, method: registry.Method) -> dict[str, Any]:
-    """Return what a client is given where all have the same public data: ``public_set``, else nothing.
+    """Return a client's argument ``public_set`` if all clients have the same public data, else nothing.
 
-    Also nothing if the run config's ``public-at`` is ``server``: the server sends the samples.
+    Also nothing if the run config's ``public-at`` is ``server``, since then the server sends the samples.
 
     Raises
     ------
     ConfigError, DataError
-        If the public data is not to be had.
+        If the public data cannot be loaded.
     """
     if method.public_at != "clients" or context.run_config.get("public-at") == "server":
         return {}
@@ -182,7 +183,7 @@ def _own_data(path: str, spec: DataSpec, seed: int) -> tuple[ArrayDataset, Array
 
 
 def _part_of(context: Context) -> tuple[int, int]:
-    """Return which part of the data set a client has, and of how many."""
+    """Return the index of a client's part of the data set, and the number of parts."""
     node = context.node_config
     if "data-path" in node:
         raise ConfigError(
@@ -212,9 +213,9 @@ def _model_index(context: Context, run: Experiment, index: int) -> int:
 
 
 def _own_spec(context: Context) -> DataSpec | None:
-    """Return what the run config says of data of the clients' own; None where they share a data set."""
+    """Return the form of the clients' own data from the run config; None if they share a data set."""
     settings = context.run_config
-    classes, shape = _option(context, "classes", ""), _option(context, "input-shape", "")
+    classes, shape = _text(context, "classes"), _text(context, "input-shape")
     if not classes:
         for name in ("input-shape", "test-path"):
             if value := settings.get(name, ""):
@@ -243,21 +244,22 @@ def strategy_options(context: Context) -> dict[str, Any]:
     ``resume``           ``resume``                           false
     ===================  ===================================  ================
 
-    ``timeout`` is not among them: :func:`phase_timeout`.
+    ``timeout`` is not among them; see :func:`phase_timeout`.
 
     Raises
     ------
     ConfigError
-        If a value is not allowed; the message names the key. A path that is not absolute is not: a server's working
+        If a value is not allowed; the message names the key. Paths must be absolute, since a server's working
         directory is not the caller's.
     """
     phase_timeout(context)
-    folder, resume = _absolute(context, "checkpoint-dir"), _option(context, "resume", False)
+    folder, resume = _absolute(context, "checkpoint-dir"), context.run_config.get("resume", False)
+    checked("resume", resume, bool, {})
     if resume and folder is None:
         raise ConfigError("resume=true needs checkpoint-dir, an absolute path; got ''")
     return {
         "seed": _whole(context, "seed", 0, least=0),
-        "fraction_train": _option(context, "fraction-train", 1.0, gt=0, le=1),
+        "fraction_train": _fraction_train(context),
         "min_available_nodes": _whole(context, "min-nodes", 2),
         "min_train_nodes": _whole(context, "min-train-nodes", 1),
         "max_void_rounds": _whole(context, "max-void-rounds", 3),
@@ -268,21 +270,21 @@ def strategy_options(context: Context) -> dict[str, Any]:
 
 
 def phase_timeout(context: Context) -> float:
-    """Return ``timeout`` of the run config: seconds that a phase waits for answers; 3,600 if it is missing.
+    """Return ``timeout`` of the run config: seconds that a phase waits for replies; 3,600 if it is missing.
 
     Raises
     ------
     ConfigError
         If it is not a finite number above 0.
     """
-    return cast(float, _option(context, "timeout", 3600.0, gt=0))
+    return number("timeout", context.run_config.get("timeout", 3600.0), 0, open_low=True)
 
 
 def evaluator(context: Context, run: Experiment) -> Callable[[int, ArrayRecord], MetricRecord | None] | None:
-    """Return an ``evaluate_fn`` for the global model; None where the server has no test data.
+    """Return an ``evaluate_fn`` for the global model; None if the server has no test data.
 
-    Test data is the data set's or, where clients have data of their own, that at ``test-path`` of the run config;
-    see :func:`flwr_kd.data.load_test`.
+    Test data is the data set's. If clients have data of their own, it is the data at ``test-path`` of the run
+    config; see :func:`flwr_kd.data.load_test`.
 
     Parameters
     ----------
@@ -294,7 +296,7 @@ def evaluator(context: Context, run: Experiment) -> Callable[[int, ArrayRecord],
     Raises
     ------
     ConfigError, DataError
-        If ``test-path`` is not absolute, or the data is not to be had.
+        If ``test-path`` is not absolute, or the data cannot be loaded.
     """
     bundle = bundle_of(run)
     if run.own is not None:
@@ -309,20 +311,20 @@ def evaluator(context: Context, run: Experiment) -> Callable[[int, ArrayRecord],
 
 
 def _whole(context: Context, name: str, default: int, *, least: int = 1) -> int:
-    return cast(int, _option(context, name, default, ge=least))
+    return whole_number(name, context.run_config.get(name, default), least)
 
 
-def _option(
-    context: Context, name: str, default: Any, *, gt: Any = None, ge: Any = None, le: Any = None
-) -> Any:
-    """Return a value of the run config, of the type of its default and within bounds."""
-    bounds = {sign: bound for sign, bound in ((">", gt), (">=", ge), ("<=", le)) if bound is not None}
-    return checked(name, context.run_config.get(name, default), type(default), {"bounds": bounds})
+def _text(context: Context, name: str) -> str:
+    return str(checked(name, context.run_config.get(name, ""), str, {}))
+
+
+def _fraction_train(context: Context) -> float:
+    return share("fraction-train", context.run_config.get("fraction-train", 1.0), open_low=True)
 
 
 def _absolute(context: Context, name: str) -> Path | None:
-    """Return a path of the run config; None where it is empty."""
-    text = _option(context, name, "")
+    """Return a path of the run config; None if it is empty."""
+    text = _text(context, name)
     if not text:
         return None
     if not Path(text).is_absolute():
@@ -333,14 +335,15 @@ def _absolute(context: Context, name: str) -> Path | None:
 def hyperparameters(method: registry.Method, settings: Mapping[str, Any]) -> MethodConfig:
     """Return a method's hyper-parameters from a run config, whose other keys are ignored.
 
-    A run config lists a value for each, of all methods of an app: what a method fixes replaces the default there.
+    A run config lists the hyper-parameters of all methods of an app. A value that a method fixes replaces the
+    default.
 
     Parameters
     ----------
     method : Method
         From the registry.
     settings : mapping
-        The run config; a hyper-parameter that it does not have has its default.
+        The run config; hyper-parameters that it does not have get their defaults.
 
     Raises
     ------
@@ -361,21 +364,21 @@ def hyperparameters(method: registry.Method, settings: Mapping[str, Any]) -> Met
     fixed = {name.replace("_", "-"): value for name, value in method.fixed.items()}
     for name, value in fixed.items():
         given = settings.get(name, value)
-        # 1 is equal to True, but is no truth value.
+        # 1 is equal to True, but is not a bool.
         if isinstance(given, bool) != isinstance(value, bool) or given not in (value, defaults[name]):
             raise ConfigError(f"{name} is fixed at {value!r} by {method.name}, got {given!r}")
     return method.config_class.from_wire({**settings, **fixed})
 
 
 def output_folder(context: Context) -> Path | None:
-    """Return the folder ``out`` of the run config, where a result can be saved; None where it is empty.
+    """Return the folder ``out`` of the run config, to which a result can be saved; None if it is empty.
 
     Raises
     ------
     ConfigError
         If it is not absolute: a server's working directory is not the caller's.
     ResultExistsError, ResultError
-        If a result is there, or the folder cannot be one.
+        If the folder has a result, or is no folder.
     """
     out = _absolute(context, "out")
     if out is not None:
@@ -386,16 +389,16 @@ def output_folder(context: Context) -> Path | None:
 def comparison(
     context: Context, strategy: KDStrategy, result: KDResult, *, method: str, app: str
 ) -> Comparison:
-    """Return a finished run as what :func:`flwr_kd.results.files.save` writes.
+    """Return the result of a finished run, which :func:`flwr_kd.results.files.save` writes.
 
     Parameters
     ----------
     context : Context
         The ServerApp's.
     strategy : KDStrategy
-        What ran.
+        The strategy that ran.
     result : KDResult
-        What its ``start`` returned.
+        The value that its ``start`` returned.
     method : str
         The method's name in the registry.
     app : str

@@ -108,7 +108,7 @@ FEDHEAD = App(
         ({"method": "fedavg"}, r"method must be one of fedhead, fedhead-plus, got 'fedavg'"),
         ({"method": "fedhead-plus", "public": "mnst"}, r"mnst.*mnist"),
         ({"method": "fedhead-plus", "public": "sst2"}, r"'sst2' \(texts\) .* 'digits' \(images\)"),
-        ({"public_limit": 0}, r"public_limit must be a whole number from 1, got 0"),
+        ({"public_limit": 0}, r"public-limit must be a whole number from 1, got 0"),
         ({"model": "mlp,lenet"}, r"fedhead needs one model for all clients"),
     ),
 )
@@ -162,7 +162,7 @@ KTPFL = App(
         ({"public_at": "everywhere"}, r"public-at must be one of clients, server, got 'everywhere'"),
         ({"public": "mnst"}, r"mnst.*mnist"),
         ({"public": "sst2"}, r"'sst2' \(texts\) .* 'digits' \(images\)"),
-        ({"public_limit": 0}, r"public_limit must be a whole number from 1, got 0"),
+        ({"public_limit": 0}, r"public-limit must be a whole number from 1, got 0"),
         ({"rho": 60.0}, r"coefficient-learning-rate times rho must be <= 0.5.* got 0.01 times 60"),
         ({"coefficients": "cosine"}, r"coefficients is fixed at 'learned' by ktpfl, got 'cosine'"),
         (

@@ -150,7 +150,7 @@ def test_settings_are_checked_before_the_work(app: App, module: Module) -> None:
     server = module(app.name, "server_app")
     everywhere: tuple[tuple[dict[str, Any], str], ...] = (
         ({"model": "mlpp"}, r"mlpp.*mlp"),
-        ({"min_nodes": 0}, r"min-nodes must be >= 1, got 0"),
+        ({"min_nodes": 0}, r"min-nodes must be a whole number from 1, got 0"),
         ({"partition": "diriclet:0.1"}, r"diriclet"),
     )
     for settings, message in (*everywhere, *app.wrong):

@@ -101,7 +101,7 @@ MISTAKES = [
 @pytest.mark.parametrize(
     ("args", "parts"), MISTAKES, ids=lambda v: " ".join(v) if isinstance(v, list) else None
 )
-def test_a_mistake_is_told_in_one_line(
+def test_a_mistake_is_reported_in_one_line(
     command: Command, args: list[str], parts: list[str], tmp_path: Path
 ) -> None:
     code, out, err = command(*args)
@@ -115,7 +115,7 @@ def test_a_mistake_is_told_in_one_line(
 
 
 @pytest.mark.usefixtures("no_run")
-def test_a_folder_that_is_a_file_is_a_mistake_too(command: Command, tmp_path: Path) -> None:
+def test_a_folder_that_is_a_file_is_a_mistake(command: Command, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     code, _, err = command("simulate", "fedavg", *SMALL, "--out", "file")
     assert code == 2

@@ -94,7 +94,7 @@ def same(a: Run, b: Run) -> bool:
 
 @every
 @pytest.mark.parametrize("spec", SPECS)
-def test_every_method_outlives_every_attack(name: str, spec: str, attacked: Any) -> None:
+def test_every_method_survives_every_attack(name: str, spec: str, attacked: Any) -> None:
     strategy, result = ran = attacked(name, spec)
     assert [r.server_round for r in result.rounds] == [1, 2]
     assert all(np.isfinite(value).all() for value in globals_of(ran).values())
@@ -120,7 +120,7 @@ def test_counts_at_the_limit_do_not_end_the_run(kind: type[Payload], federation:
 
 
 @every
-def test_who_sends_nan_has_no_part(name: str, attacked: Any, federation: Any) -> None:
+def test_clients_that_send_nan_are_left_out(name: str, attacked: Any, federation: Any) -> None:
     strategy, result = ran = attacked(name, "nan")
     if strategy.reply_arrays:
         assert [(r.participants, r.failures) for r in result.rounds] == [(3, 1), (3, 1)]

@@ -287,7 +287,7 @@ def hyper_knowledge() -> HyperKnowledge:
     )
 
 
-def test_lies_in_hyper_knowledge() -> None:
+def test_wrong_hyper_knowledge() -> None:
     honest = hyper_knowledge()
     sent = PayloadLie().knowledge(honest.to_bytes(), 12)
     lie = HyperKnowledge.from_bytes(sent, dims={"C": 3, "D": 3})
@@ -302,14 +302,14 @@ def test_lies_in_hyper_knowledge() -> None:
     ("kind", "changed"),
     [("predictions", "predictions"), ("prototypes", "representations"), ("counts", "counts")],
 )
-def test_one_kind_of_lie(kind: str, changed: str) -> None:
+def test_one_kind_of_wrong_knowledge(kind: str, changed: str) -> None:
     honest = hyper_knowledge()
     lie = HyperKnowledge.from_bytes(PayloadLie(frozenset({kind})).knowledge(honest.to_bytes(), 10))
     for name in ("classes", "representations", "predictions", "counts"):
         assert np.array_equal(getattr(lie, name), getattr(honest, name)) == (name != changed)
 
 
-def test_lies_in_prototypes() -> None:
+def test_wrong_prototypes() -> None:
     honest = Prototypes(
         classes=np.array([1, 3]),
         prototypes=np.float32([[1, 2], [3, 4]]),
@@ -327,7 +327,7 @@ def test_lies_in_prototypes() -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
-def test_lies_in_features(dtype: Any) -> None:
+def test_wrong_features(dtype: Any) -> None:
     honest = ClientFeatures(
         index=np.array([1, 0]),
         features=np.array([[1.0, 60000.0], [-60000.0, 0.5]], dtype=dtype),

@@ -207,7 +207,7 @@ def test_hyper_parameters_that_do_not_go_with_the_classes_are_refused(
         run(method, Experiment(**SMALL), method.config(["target-peak=0.05"]))
 
 
-def test_a_failing_server_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_server_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(self: KDStrategy, *args: Any) -> None:
         raise ArithmeticError("the matrix is singular")
 

@@ -50,7 +50,7 @@ def test_a_run_without_coefficients_has_none(tmp_path: Path) -> None:
     assert saved_arrays.coefficients(tmp_path, a_run("fedavg")) is None
 
 
-def test_arrays_that_are_missing_are_told(tmp_path: Path) -> None:
+def test_missing_arrays_are_reported(tmp_path: Path) -> None:
     with pytest.raises(ResultError, match="has no arrays of fedhkd with seed 0"):
         saved_arrays.coefficients(tmp_path, a_run())
     keep(tmp_path, a_run(seed=1), coefficients=MATRIX, clients=CLIENTS)
@@ -59,7 +59,7 @@ def test_arrays_that_are_missing_are_told(tmp_path: Path) -> None:
         saved_arrays.coefficients(tmp_path, a_run())
 
 
-def test_an_unknown_method_is_told(tmp_path: Path) -> None:
+def test_an_unknown_method_is_reported(tmp_path: Path) -> None:
     keep(tmp_path, a_run(), coefficients=MATRIX, clients=CLIENTS)
     with pytest.raises(ConfigError, match="unknown method 'fedhdk'"):
         saved_arrays.coefficients(tmp_path, RunResult("fedhdk", 0, ()))

@@ -156,7 +156,7 @@ def test_the_model_is_left_as_it_was() -> None:
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_a_wrapped_model_is_moved_and_left_alone_too() -> None:
+def test_a_wrapped_model_is_moved_and_restored() -> None:
     net = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Dropout(), nn.Linear(8, 4)).train()
     wrapped, (x, y) = as_feature_model(net), some_data()
     state = wrapped.state_dict()
