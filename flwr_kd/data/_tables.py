@@ -29,7 +29,7 @@ def table_encoder(rows: AnyArray) -> Callable[[AnyArray], Tensor]:
     def encode(inputs: AnyArray) -> Tensor:
         if inputs.shape[1] != rows.shape[1]:
             raise DataError(
-                f"a table of {inputs.shape[1]} features cannot stand in for one of {rows.shape[1]}"
+                f"a table with {inputs.shape[1]} features cannot replace one with {rows.shape[1]}"
             )
         return torch.from_numpy(scaler.transform(inputs).astype(np.float32))
 
@@ -94,7 +94,9 @@ def read_table(path: Path, *, unlabelled: int | None = None) -> Table:
     features = np.empty((len(body), width - labelled))
     for i, row in enumerate(body):
         if len(row) != width:
-            raise DataError(f"{path}, row {i + first_line}: {len(row)} cells where the first row has {width}")
+            raise DataError(
+                f"{path}, row {i + first_line} has {len(row)} cells, but the first row has {width}"
+            )
         for j, k in enumerate(k for k in range(width) if k != column):
             value = _number(row[k])
             if not math.isfinite(value):

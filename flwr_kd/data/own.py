@@ -294,13 +294,13 @@ def _part(path: Path, name: str, spec: DataSpec) -> Path | None:
 
 def _check_exists(path: Path) -> None:
     if not path.exists():
-        raise DataError(f"there is nothing at {str(path)!r}: expected is {_FORMS}")
+        raise DataError(f"{str(path)!r} does not exist; expected {_FORMS}")
 
 
 def _check_images(path: Path, spec: DataSpec) -> None:
     if not spec.images:
         raise DataError(
-            f"{str(path)!r} is a folder, of images; for these input-shape must be CHANNELSxHEIGHTxWIDTH, got "
+            f"{str(path)!r} is a folder of images, for which input-shape must be CHANNELSxHEIGHTxWIDTH, got "
             f"{spec.shape_text!r}"
         )
 
@@ -318,7 +318,7 @@ def _by_class(path: Path, spec: DataSpec) -> tuple[Tensor, list[int]]:
     folders = _folders(path)
     if not folders:
         raise DataError(
-            f"{str(path)!r} has no folders; expected is one per class: {', '.join(spec.classes[:20])}"
+            f"{str(path)!r} has no sub-folders; expected one per class: {', '.join(spec.classes[:20])}"
         )
     stray = [file for file in path.iterdir() if file.is_file() and file.suffix.lower() in IMAGE_ENDINGS]
     if stray:
@@ -338,8 +338,8 @@ def _by_class(path: Path, spec: DataSpec) -> tuple[Tensor, list[int]]:
 def _table(path: Path, spec: DataSpec, *, labelled: bool = True) -> tuple[Tensor, list[int]]:
     if spec.images:
         raise DataError(
-            f"{str(path)!r} is a file, a table; for it input-shape must be the number of its columns without the "
-            f"label, got {spec.shape_text!r}"
+            f"{str(path)!r} is a table, for which input-shape must be the number of columns without the label, got "
+            f"{spec.shape_text!r}"
         )
     (columns,) = spec.input_shape
     table = read_table(path, unlabelled=None if labelled else columns)
@@ -377,7 +377,7 @@ def _image_files(folder: Path) -> list[Path]:
             file = Path(root, name)
             if file.suffix.lower() not in IMAGE_ENDINGS:
                 raise DataError(
-                    f"the file {str(file)!r} is no image: expected are names that end in {', '.join(IMAGE_ENDINGS)}"
+                    f"the file {str(file)!r} is not an image; names of images end in {', '.join(IMAGE_ENDINGS)}"
                 )
             files.append(file)
     return files
@@ -413,7 +413,7 @@ def _decoded(file: Path) -> Tensor:
             # The further images of a camera's MPO are previews. In other files they are pages of equal rank.
             frames = 1 if image.format == "MPO" else getattr(image, "n_frames", 1)
             if frames > 1:
-                raise DataError(f"the image {str(file)!r} has {frames} pages or frames, expected is one")
+                raise DataError(f"the image {str(file)!r} has {frames} pages or frames, expected one")
             pixels = _pixels(image)
     except DataError:
         raise

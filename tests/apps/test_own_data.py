@@ -370,7 +370,7 @@ def test_parts_of_a_data_set_take_the_models_in_turn_or_the_one_that_is_named() 
         ),
         (TABLE, {"data_path": "~/scans"}, r"must be an absolute path, got '~/scans'"),
         (TABLE, {"data_path": 3}, r"must be an absolute path, got 3"),
-        (TABLE, {"data_path": "/no/scans"}, r"data-path in the node config: there is nothing at '/no/scans'"),
+        (TABLE, {"data_path": "/no/scans"}, r"data-path in the node config: '/no/scans' does not exist"),
         (
             {**TABLE, "classes": "one"},
             {"data_path": "/x"},
@@ -397,11 +397,11 @@ def test_a_node_that_cannot_take_part_says_what_is_missing(
 
 def test_errors_in_the_data_name_the_key(scans: list[str], tables: list[str], tmp_path: Path) -> None:
     for settings, path, message in (
-        (TABLE, scans[0], r"data-path in the node config: '.*scans-0' is a folder, of images; .* got '64'"),
+        (TABLE, scans[0], r"data-path in the node config: '.*scans-0' is a folder of images, .* got '64'"),
         (
             IMAGES,
             tables[0],
-            r"data-path in the node config: '.*table-0.csv' is a file, a table; .* '1x10x10'",
+            r"data-path in the node config: '.*table-0.csv' is a table, .* '1x10x10'",
         ),
         ({**TABLE, "classes": "one,two"}, tables[0], r"data-path in the node config: .*unknown class 'zero'"),
     ):
@@ -421,7 +421,7 @@ def test_a_node_without_usable_data_costs_itself_alone(
     gone = [*tables[:2], str(tmp_path / "gone.csv")]
     actual = run_app(FEDHKD, module, gone, **{**TABLE, "min-nodes": 2, "out": str(tmp_path / "out")})
     assert [stats.participants for stats in actual.rounds] == [2] * ROUNDS
-    assert re.search(r"data-path in the node config: there is nothing at '.*gone\.csv'", caplog.text)
+    assert re.search(r"data-path in the node config: '.*gone\.csv' does not exist", caplog.text)
 
 
 # public data
@@ -447,7 +447,7 @@ def test_a_method_that_needs_public_data_has_no_default_on_own_data(name: str, m
     server = module(app.name, "server_app")
     for settings, message in (
         ({}, r"public must be the absolute path .* or an image set: there is no default .* got ''"),
-        ({"public": "/gone.csv"}, r"public: there is nothing at '/gone\.csv'"),
+        ({"public": "/gone.csv"}, r"public: '/gone\.csv' does not exist"),
         ({"public": "sst2"}, r"public must be .* got 'sst2' \(texts\)"),
     ):
         with pytest.raises(DataError, match=message):
@@ -544,7 +544,7 @@ def test_test_data_is_read_before_the_work(app: App, module: Module, tmp_path: P
     own = {**TABLE, "method": {"fedhead": "fedhead", "fedhyb": "fedhyb-2"}.get(app.name, "")}
     for path, message in (
         ("test.csv", r"test-path must be an absolute path, got 'test.csv'"),
-        ("/gone.csv", r"test-path: there is nothing at '/gone.csv'"),
+        ("/gone.csv", r"test-path: '/gone.csv' does not exist"),
     ):
         with pytest.raises(ConfigError, match=message):
             module(app.name, "server_app").main(None, app.context(**own, **{"test-path": path}))

@@ -79,7 +79,7 @@ def test_csv_as_public_data_of_another(tmp_path: Path) -> None:
     assert torch.allclose(steps, steps[:1].expand_as(steps), atol=1e-5)
     assert 0.2 < steps[0, 0] < 0.5
     narrow = write_csv(tmp_path / "z.csv", ["1,0", "2,1", "3,0"])
-    with pytest.raises(DataError, match=r"a table of 1 features cannot stand in for one of 3"):
+    with pytest.raises(DataError, match=r"a table with 1 features cannot replace one with 3"):
         load_public(narrow, dataset=name)
     assert bundle.input_shape == (3,)
 
@@ -100,7 +100,7 @@ def test_csv_path_relative_to_data_dir(tmp_path: Path) -> None:
         (["a,b,label", "1,2,x", "1,red,y"], "row 3, column 'b': 'red' is not a finite number"),
         (["1,2,x", "1,nan,y"], "row 2, column 1: 'nan' is not a finite"),
         (["1,,x", "1,3,y"], "row 1, column 1: '' is not a finite"),
-        (["1,2,x", "1,y"], "row 2: 2 cells where the first row has 3"),
+        (["1,2,x", "1,y"], "row 2 has 2 cells, but the first row has 3"),
         (["1,x", "2,"], "a row has no label"),
         (["1,0.5", "2,0.7"], "regression"),
         (["1,x", "2,x"], "at least 2 classes.*'x'"),

@@ -359,18 +359,18 @@ def file(root: Path) -> Path:
     [
         (
             nothing,
-            r"there is nothing at '.*scns': expected is a folder with one sub-folder .*, or a csv file",
+            r"'.*scns' does not exist; expected a folder with one sub-folder .*, or a csv file",
         ),
         (long_name, r"'.*aaa' cannot be read: File name too long"),
-        (empty, r"has no folders; expected is one per class: cat, dog, owl"),
+        (empty, r"has no sub-folders; expected one per class: cat, dog, owl"),
         (no_images, r"has no images in its class folders"),
         (unknown, r"folder '.*/dgo': unknown class 'dgo' \(did you mean 'dog'\?\); valid: cat, dog, owl"),
         (loose, r"the image '.*/a\.JPG' is in no class folder"),
-        (scan, r"the file '.*/cat/0\.dcm' is no image: expected are names that end in \.bmp, .*\.png"),
+        (scan, r"the file '.*/cat/0\.dcm' is not an image; names of images end in \.bmp, .*\.png"),
         (broken, r"the image '.*/cat/a\.png' cannot be read: "),
         (not_an_image, r"the image '.*/cat/b\.png' cannot be read: cannot identify image file"),
         (dangling, r"the image '.*/cat/b\.png' cannot be read: .*No such file"),
-        (volume, r"the image '.*/cat/a\.tif' has 3 pages or frames, expected is one"),
+        (volume, r"the image '.*/cat/a\.tif' has 3 pages or frames, expected one"),
         (floats, r"the image '.*/cat/a\.tiff' has values of 32 bits, .* save it with 8 or 16"),
         (only_test, r"has a test part, but neither train/ nor train\.csv"),
         (empty_test, r"'.*/test' has no images"),
@@ -378,7 +378,7 @@ def file(root: Path) -> Path:
         (two_trains, r"has both train/ and train\.csv; one is expected"),
         (
             file,
-            r"a\.csv' is a file, a table; for it input-shape must be the number of its columns .* '1x4x4'",
+            r"a\.csv' is a table, for which input-shape must be the number of columns .* '1x4x4'",
         ),
     ],
 )
@@ -399,7 +399,7 @@ def test_folders_that_cannot_be_used(make: Callable[[Path], Path], message: str,
         ("1,2,cat\n1,inf,dog\n", r"row 2, column 1: 'inf' is not a finite number"),
         ("1,2,cat\n1,1e39,dog\n", r"has numbers beyond the range of float32"),
         ("1,2,cat\n1,2,\n", r"column 2: a row has no label"),
-        ("1,2,cat\n1,2\n", r"row 2: 2 cells where the first row has 3"),
+        ("1,2,cat\n1,2\n", r"row 2 has 2 cells, but the first row has 3"),
         (
             "a,b,label\n1,2,cta\n",
             r"column 'label': unknown class 'cta' \(did you mean 'cat'\?\); valid: cat, dog, owl",
@@ -417,9 +417,7 @@ def test_tables_that_cannot_be_used(text: str, message: str, tmp_path: Path) -> 
 
 def test_a_folder_is_no_table_and_bytes_are_no_text(tmp_path: Path) -> None:
     animals(tmp_path, cat=2)
-    with pytest.raises(
-        DataError, match=r"is a folder, of images; .* input-shape must be CHANNELSx.* got '2'"
-    ):
+    with pytest.raises(DataError, match=r"is a folder of images, .* input-shape must be CHANNELSx.* got '2'"):
         load_own(tmp_path, TABLE)
     with pytest.raises(DataError, match=r"000\.png' cannot be read"):
         load_own(tmp_path / "cat" / "000.png", TABLE)
@@ -474,9 +472,9 @@ def test_samples_that_do_not_fit(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     with pytest.raises(DataError, match=r"folder' has no images"):
         load_samples(tmp_path / "folder", GREY)
-    with pytest.raises(DataError, match=r"is a folder, of images"):
+    with pytest.raises(DataError, match=r"is a folder of images"):
         load_samples(tmp_path / "folder", TABLE)
-    with pytest.raises(DataError, match=r"there is nothing at"):
+    with pytest.raises(DataError, match=r"does not exist; expected"):
         load_samples(tmp_path / "flder", GREY)
 
 
@@ -524,7 +522,7 @@ def test_an_image_set_takes_the_form_of_own_images() -> None:
         ("sst2", GREY, r"public must be .* got 'sst2' \(texts\)"),
         ("csv:here.csv", TABLE, r"public must be the absolute path .* got 'csv:here.csv' \(tables\)"),
         ("mnst", GREY, r"unknown data set 'mnst'"),
-        ("/no/such/place", GREY, r"public: there is nothing at '/no/such/place'"),
+        ("/no/such/place", GREY, r"public: '/no/such/place' does not exist"),
     ],
 )
 def test_public_data_that_cannot_be_used(name: str | None, spec: DataSpec, message: str) -> None:
