@@ -36,22 +36,7 @@ from flwr_kd.experiments.runner import run
 from flwr_kd.results import provenance, schema, table
 from flwr_kd.results.schema import Comparison
 
-METHODS = (
-    "fedavg",
-    "fedprox",
-    "feddf",
-    "fedhkd",
-    "fedhead",
-    "fedhead-plus",
-    "fedhyb",
-    "fedproto",
-    "fedmd",
-    "ktpfl",
-    "pfeddf",
-    "fedgkt",
-    "feddkc-kkr",
-    "feddkc-skr",
-)
+METHODS = tuple(name for name, method in registry.methods().items() if "accuracy" in method.benchmarks)
 SETTINGS = (
     "local-epochs=5",
     "batch-size=32",

@@ -36,7 +36,8 @@ from flwr_kd.results.provenance import versions
 from flwr_kd.transport.inline_grid import InlineGrid
 
 ROOT = Path(__file__).resolve().parents[1]
-METHODS, CLIENTS = ("fedavg", "fedhkd"), (10, 64, 100)
+METHODS = tuple(name for name, method in registry.methods().items() if "load" in method.benchmarks)
+CLIENTS = (10, 64, 100)
 SHAPE, CLASSES = (3, 32, 32), 10
 
 

@@ -52,7 +52,10 @@ from flwr_kd.results.provenance import versions
 from flwr_kd.transport.payload import Payload
 
 PLAIN = "flower"
-METHODS = (PLAIN, "fedavg", "fedhkd", "ktpfl")
+METHODS = (
+    PLAIN,
+    *(name for name, method in registry.methods().items() if "overhead" in method.benchmarks),
+)
 AIMS = {"fedavg": 1.05, "fedhkd": 1.15}
 WORKERS = 2
 PUBLIC = 250
@@ -131,8 +134,8 @@ def measured(
         for method in methods:
             entry = registry.get("fedavg" if method == PLAIN else method)
             settings = [f"local-epochs={EPOCHS[name]}", f"batch-size={BATCH_SIZE}"]
-            config = entry.config(settings + ([f"public-samples={PUBLIC}"] if method == "ktpfl" else []))
-            extra = PUBLIC if method == "ktpfl" else 0
+            extra = PUBLIC if entry.public_at == "clients" else 0
+            config = entry.config(settings + ([f"public-samples={PUBLIC}"] if extra else []))
             bare = bare_round(experiment, config, extra, rounds)
             each = found[method]
             if method == PLAIN:

@@ -20,12 +20,11 @@ from flwr_kd.results import files
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
+SEARCH_SCRIPT = "fedhyb_search"
 SCRIPTS = {
-    "feddkc": "feddkc",
-    "fedhead": "fedhead",
-    "fedhkd-digits": "fedhkd_digits",
-    "fedhyb": "fedhyb",
-    "ktpfl": "ktpfl",
+    path.stem.replace("_", "-"): path.stem
+    for path in sorted((ROOT / "benchmarks").glob("*.sh"))
+    if path.stem != SEARCH_SCRIPT
 }
 """Shell scripts, by what their results' names begin with; each writes a folder of results."""
 PROGRAMS = {
@@ -57,7 +56,7 @@ def main() -> None:
             call([sys.executable, *PROGRAMS[name], str(RESULTS / name)])
         elif name == SEARCH:
             folder = ROOT / "runs" / "fedhyb-search"
-            call(["bash", "fedhyb_search.sh", str(folder)])
+            call(["bash", f"{SEARCH_SCRIPT}.sh", str(folder)])
             collect_search(folder)
         else:
             folder = ROOT / "runs" / name

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import itertools
 import json
 import re
 import statistics
@@ -24,6 +25,7 @@ import scale as scale_program
 from accuracy import PARTS, TARGET
 from PIL import Image
 
+from flwr_kd import registry
 from flwr_kd.plotting.style import palette
 from flwr_kd.results import files
 from flwr_kd.results.schema import Comparison, RunResult
@@ -32,7 +34,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PICTURE = ROOT / "docs" / "accuracy.png"
 NAMES = {"digits": "digits", "fashion-mnist": "Fashion-MNIST"}
-IN_PICTURE = ("fedavg", "fedhkd", "feddf", "fedhead", "fedhyb", "fedproto", "ktpfl", "feddkc-skr")
+IN_PICTURE = tuple(name for name, method in registry.methods().items() if "picture" in method.benchmarks)
 SOURCE = "flwr-kd results"
 
 
@@ -297,7 +299,9 @@ def draw(path: Path) -> None:
         figure.subplots(1, 2), ("digits-inner-dirichlet", "fashion-mnist-inner-dirichlet"), strict=True
     ):
         found = loaded(part)
-        for method, marker in zip(IN_PICTURE, "o^sDvPX*", strict=True):
+        for method, marker in zip(IN_PICTURE, itertools.cycle("o^sDvPX*"), strict=False):
+            if method not in found.by_method():
+                continue
             runs = found.by_method()[method]
             accuracy = 100 * np.array(
                 [[each.local_accuracy for each in run.rounds] for run in runs], dtype=float

@@ -32,16 +32,13 @@ from flwr_kd.experiments import runner
 from flwr_kd.experiments.experiment import Experiment
 from flwr_kd.results.provenance import versions
 
-METHODS = ("fedavg", "fedhkd", "feddkc-skr", "fedhead", "fedhyb", "ktpfl")
+METHODS = tuple(name for name, method in registry.methods().items() if "scale" in method.benchmarks)
 CLIENTS = (10, 100, 1000)
 PER_CLIENT, FRACTION, ROUNDS, LONG = 20, 0.1, 5, 50
 LATER = 25
 """A long run's memory is compared with that after this round, when all workers have warmed up."""
-SETTINGS = {
-    "feddkc-skr": ["server-epochs=1"],
-    "fedhyb": ["server-epochs=1"],
-    "ktpfl": ["public-samples=100"],
-}
+SETTINGS = {"server_epochs": "server-epochs=1", "public_samples": "public-samples=100"}
+"""By the field of those methods that have it."""
 
 Rows = list[list[str]]
 
@@ -114,7 +111,8 @@ def run(method: str, clients: int, rounds: int) -> dict[str, Any]:
         public_limit=500,
         model=None if entry.model else "mlp",
     )
-    config = entry.config(["local-epochs=1", *SETTINGS.get(method, [])])
+    known = entry.config_class.field_types()
+    config = entry.config(["local-epochs=1", *(text for name, text in SETTINGS.items() if name in known)])
     seconds: list[float] = []
     server: list[int] = []
     begun = time.monotonic()

@@ -89,6 +89,13 @@ class Method:
     simulated : tuple of str
         Hyper-parameters as ``name=value`` that a simulation sets, and its user may set otherwise: what is
         measured at the cost of a client's privacy.
+    leaves_client : str
+        What a client reveals to the server, for operators; Markdown.
+    reaches_others : str
+        What of that goes on to other clients.
+    benchmarks : tuple of str
+        Benchmarks of this repository that measure the method: ``accuracy`` (all methods side by side), ``picture``
+        (its curves), ``overhead``, ``scale``, ``load``. A variant has its numbers on the method's page instead.
     sent : tuple of Sent
         What travels, by the paper's formula; see :mod:`flwr_kd.formulas`.
     sizes_path : str
@@ -117,6 +124,9 @@ class Method:
     server_device: bool = False
     model: str = "mlp"
     simulated: tuple[str, ...] = ()
+    leaves_client: str = ""
+    reaches_others: str = ""
+    benchmarks: tuple[str, ...] = ("accuracy",)
     sent: tuple[Sent, ...] = ()
     sizes_path: str = ""
     quick: tuple[str, ...] = ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 import shlex
@@ -9,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import typer
@@ -125,6 +127,42 @@ def test_the_readme_lists_the_methods_as_registered() -> None:
         )
         for name, method in registry.methods().items()
     }
+
+
+def pages_program() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("pages_of_methods", ROOT / "docs" / "pages.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_generated_parts_are_up_to_date() -> None:
+    """`make pages` writes them."""
+    program = pages_program()
+    assert program.update(write=False) == []
+    used = {
+        name
+        for page in PAGES
+        for name in re.findall(r"^<!-- methods: (\S+)", page.read_text(encoding="utf-8"), flags=re.M)
+    }
+    assert used == set(program.PARTS)
+
+
+def test_a_stale_part_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    program = pages_program()
+    page = tmp_path / "README.md"
+    page.write_text("# A\n\n<!-- methods: hyper-parameters fedprox -->\n\n| old |\n\n<!-- end -->\n\nmore\n")
+    monkeypatch.setattr(program, "ROOT", tmp_path)
+    assert program.update(write=False) == ["README.md"]
+    assert "| old |" in page.read_text()
+    assert program.update(write=True) == ["README.md"]
+    text = page.read_text()
+    assert "| old |" not in text
+    assert "| `proximal-mu` | 0.5 |" in text
+    assert text.endswith("\n\n<!-- end -->\n\nmore\n")
+    assert program.update(write=True) == []
 
 
 def test_the_usage_page_lists_the_apps() -> None:

@@ -29,7 +29,10 @@ register(
         client_path=f"{__name__}.client:FedDFClient",
         config_path=f"{__name__}.config:FedDFConfig",
         paper="Lin et al., Ensemble Distillation for Robust Model Fusion (FedDF), NeurIPS 2020",
-        exchanged="weights",
+        exchanged="weights, distilled at the server",
+        leaves_client="its weights",
+        reaches_others="the global model",
+        benchmarks=("accuracy", "picture"),
         global_model=True,
         sent=averaging("Lin et al. 2020, algorithm 1: soft labels are made at the server"),
         public_at="server",
@@ -45,7 +48,9 @@ register(
         config_path=f"{__name__}.config:PFedDFConfig",
         paper="Zhang et al., Parameterized Knowledge Transfer for Personalized Federated Learning (KT-pFL), "
         "NeurIPS 2021; FedDF with groups of unlike models, then fine-tuning",
-        exchanged="weights, of one architecture per group",
+        exchanged="weights, distilled at the server, a model per architecture",
+        leaves_client="its weights",
+        reaches_others="a model distilled from all, one for each architecture",
         global_model=False,
         sent=(
             *averaging("Lin et al. 2020, for models of several kinds: each client its group's"),

@@ -45,6 +45,8 @@ for _refinement in ("kkr", "skr"):
             client_path=f"{__name__}.client:FedDKCClient",
             config_path=f"{__name__}.config:FedDKCConfig",
             paper=f"{_PAPER}, {_refinement.upper()}",
+            exchanged="features, logits and labels of every sample, refined at the server",
+            benchmarks=("accuracy", "picture", "scale") if _refinement == "skr" else ("accuracy",),
             variants={},
             rules_path=f"{__name__}.rules:RULES",
             fixed={"refinement": _refinement},

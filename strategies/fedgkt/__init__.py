@@ -44,6 +44,9 @@ METHOD = register(
         config_path=f"{__name__}.config:FedGKTConfig",
         paper="He et al., Group Knowledge Transfer (FedGKT), NeurIPS 2020",
         exchanged="features, logits and labels of every sample",
+        leaves_client="**of every training sample: label, features, logits**; with `send-test-features`, features "
+        "and labels of the test samples",
+        reaches_others="nothing: each gets the server's logits for its own samples",
         global_model=False,
         sent=(
             Sent("train", "down", "knowledge", (Term("N·C"),), _SOURCE.format("1.7"), when="later"),

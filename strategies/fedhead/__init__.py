@@ -39,6 +39,8 @@ _PAPER = (
     "Chowdhury et al., Communication-Efficient Loss Minimization over Heterogeneous Data with Federated "
     "Hierarchical Ensemble Aggregation via Distillation"
 )
+_LEAVES = "its weights; of a sector's leader, the distilled model as well"
+_REACHES = "**its weights, as they are, to its sector's leader**, another client each round; the mean of all"
 # In the paper clients send their models to the leader themselves; here they pass the server. The leader's own is
 # among the S. The mean of a sector (step 11, W values up from each leader) is made at the server, and not sent.
 _SENT = (
@@ -57,6 +59,9 @@ register(
         config_path=f"{__name__}.config:FedHEADConfig",
         paper=_PAPER,
         exchanged="weights; to each sector's leader those of its sector",
+        benchmarks=("accuracy", "picture", "scale"),
+        leaves_client=_LEAVES,
+        reaches_others=_REACHES,
         global_model=True,
         sent=_SENT,
         sizes_path=f"{__name__}.messages:sizes",
@@ -70,7 +75,9 @@ register(
         client_path=f"{__name__}.client:FedHEADClient",
         config_path=f"{__name__}.config:FedHEADConfig",
         paper=_PAPER,
-        exchanged="weights; to each sector's leader those of its sector",
+        exchanged="weights; to each sector's leader those of its sector; distilled at the server",
+        leaves_client=_LEAVES,
+        reaches_others=_REACHES,
         global_model=True,
         sent=_SENT,
         sizes_path=f"{__name__}.messages:sizes",

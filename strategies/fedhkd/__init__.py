@@ -55,6 +55,10 @@ __getattr__, __dir__ = exports(
 )
 
 _PAPER = "Chen et al., The Best of Both Worlds (FedHKD), ICLR 2023"
+_LEAVES = (
+    "its weights; per class, for classes with enough samples: mean representation with noise, mean soft prediction, "
+    "number of samples"
+)
 _EXCHANGED = "weights, class representations and soft predictions"
 _DOWN, _UP = (f"FedHKD, algorithm 1, step {step}" for step in ("5", "20"))
 _TERMS = (Term("K·D"), Term("K·C"))
@@ -73,6 +77,9 @@ register(
         config_path=f"{__name__}.config:FedHKDConfig",
         paper=_PAPER,
         exchanged=_EXCHANGED,
+        leaves_client=_LEAVES,
+        reaches_others="means over the clients",
+        benchmarks=("accuracy", "picture", "overhead", "scale", "load"),
         global_model=True,
         sent=_SENT,
         sizes_path=f"{__name__}.messages:sizes",
@@ -88,6 +95,9 @@ register(
         config_path=f"{__name__}.config:FedHKDConfig",
         paper=_PAPER + ", FedHKD* (γ = 0)",
         exchanged=_EXCHANGED,
+        leaves_client=_LEAVES,
+        reaches_others="means over the clients",
+        benchmarks=(),
         global_model=True,
         sent=_SENT,
         sizes_path=f"{__name__}.messages:sizes",

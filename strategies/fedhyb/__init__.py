@@ -42,12 +42,15 @@ _PAPER = (
     "Client Data"
 )
 
-for _name, _strategy, _public, _fixed in (
-    ("fedhyb", "FedHyb", "server", {}),
-    ("fedhyb-star", "FedHybStar", "synthetic", {}),
-    ("fedhyb-1", "FedHybSelf", "", {"dynamic_weighting": False}),
-    ("fedhyb-2", "FedHybSelf", "", {"dynamic_weighting": True}),
-    ("fedhyb-3", "FedHyb", "server", {"self_weight": 0.0}),
+_BOTH = "weights, distilled at the clients and at the server"
+_CLIENTS, _SERVER = "weights, distilled at the clients", "weights, distilled at the server"
+
+for _name, _strategy, _exchanged, _public, _fixed in (
+    ("fedhyb", "FedHyb", _BOTH, "server", {}),
+    ("fedhyb-star", "FedHybStar", _BOTH, "synthetic", {}),
+    ("fedhyb-1", "FedHybSelf", _CLIENTS, "", {"dynamic_weighting": False}),
+    ("fedhyb-2", "FedHybSelf", _CLIENTS, "", {"dynamic_weighting": True}),
+    ("fedhyb-3", "FedHyb", _SERVER, "server", {"self_weight": 0.0}),
 ):
     register(
         Method(
@@ -56,7 +59,10 @@ for _name, _strategy, _public, _fixed in (
             client_path=f"{__name__}.client:FedHybClient",
             config_path=f"{__name__}.config:FedHybConfig",
             paper=_PAPER,
-            exchanged="weights",
+            exchanged=_exchanged,
+            leaves_client="its weights",
+            reaches_others="the global model",
+            benchmarks=("accuracy", "picture", "scale") if _name == "fedhyb" else (),
             global_model=True,
             sent=averaging(
                 "FedHyb, algorithm 1, steps 6 and 8: predictions and features are made at the server"

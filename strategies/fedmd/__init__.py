@@ -30,6 +30,8 @@ register(
         config_path=f"{__name__}.config:FedMDConfig",
         paper="Li and Wang, FedMD: Heterogenous Federated Learning via Model Distillation, NeurIPS workshop 2019",
         exchanged="soft predictions on public data",
+        leaves_client="its soft predictions of public samples",
+        reaches_others="the mean of all predictions",
         global_model=False,
         sent=predictions_sent(
             "Li and Wang 2019, algorithm 1: Distribute", "Li and Wang 2019, algorithm 1: Communicate"

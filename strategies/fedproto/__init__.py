@@ -45,6 +45,9 @@ register(
         config_path=f"{__name__}.config:FedProtoConfig",
         paper="Tan et al., FedProto: Federated Prototype Learning across Heterogeneous Clients, AAAI 2022",
         exchanged="class prototypes",
+        leaves_client="per class that it has: mean representation, number of samples",
+        reaches_others="means over the clients",
+        benchmarks=("accuracy", "picture"),
         global_model=False,
         sent=(
             Sent("train", "down", "knowledge", (Term("K·D"),), _SOURCE, PER_CLASS, when="later"),

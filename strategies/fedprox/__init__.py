@@ -32,6 +32,8 @@ register(
         config_path=f"{__name__}.config:FedProxConfig",
         paper="Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020",
         exchanged="weights",
+        leaves_client="its weights",
+        reaches_others="the mean of all weights",
         global_model=True,
         sent=averaging("Li et al. 2020, algorithm 2"),
     )

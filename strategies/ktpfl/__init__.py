@@ -49,7 +49,10 @@ def _register(name: str, what: str, coefficients: str, **variants: Variant) -> N
             client_path=f"{__name__}.client:KTpFLClient",
             config_path=f"{__name__}.config:KTpFLConfig",
             paper=f"{_PAPER}; {what}" if what else _PAPER,
-            exchanged="soft predictions on public data",
+            exchanged="soft predictions on public data, a mixture for each client",
+            leaves_client="its soft predictions of public samples",
+            reaches_others="a mixture of all predictions",
+            benchmarks=("accuracy", "picture", "overhead", "scale") if name == "ktpfl" else (),
             global_model=False,
             # As in figure 1. Algorithm 1 also distributes the matrix; by its text only the server needs it.
             # Figure 5 counts public data that is at the server, and sent: public-at=server, another formula.
@@ -74,7 +77,10 @@ register(
         client_path=f"{__name__}.client:KTpFLWeightsClient",
         config_path=f"{__name__}.config:KTpFLWeightsConfig",
         paper=f"{_PAPER}; appendix C, models instead of predictions",
-        exchanged="weights",
+        exchanged="weights, a mixture for each client",
+        leaves_client="its weights",
+        reaches_others="a mixture of all weights",
+        benchmarks=(),
         global_model=False,
         sent=(
             weights("train", "up", "KT-pFL, appendix C: after uploading local model parameters"),
