@@ -16,7 +16,7 @@ SLOW     := -n 4 -m "slow or fuzz" --mutations 500
 COVERAGE := -n 4 --mutations 500 --ignore=tests/deploy --cov=flwr_kd --cov=strategies \
   --cov-report=term --cov-report=json:coverage.json
 
-.PHONY: help install demo quick test test-slow test-oldest test-newest coverage results lint style types check clean
+.PHONY: help install demo quick test test-slow test-oldest test-newest coverage results pages lint style types check clean
 
 help:
 	@echo "make demo         install, then federate FedHKD on digits over 10 clients: table, plot, JSON"
@@ -26,6 +26,7 @@ help:
 	@echo "make test-oldest  make test in .venv-oldest, with the oldest versions that pyproject.toml allows"
 	@echo "make test-newest  make test in .venv-newest, with the newest Flower, pre-releases included"
 	@echo "make coverage     covered lines, as a table and in coverage.json, of all tests but those of tests/deploy"
+	@echo "make pages        write those parts of the pages that follow from the methods' folders"
 	@echo "make results      run the benchmarks that have no result, and write tables and picture from the results"
 	@echo "make lint         ruff, ruff format (make style) and mypy --strict (make types)"
 	@echo "make check        what CI does: lint, wheel in a clean environment, make test, make test-slow"
@@ -88,6 +89,10 @@ test-newest: | $(BIN)/uv
 results: install
 	$(BIN)/python benchmarks/remake.py
 	$(BIN)/python benchmarks/report.py
+
+# Writes those parts of the pages that follow from the methods' folders; a test says when they are stale.
+pages: install
+	$(BIN)/python docs/pages.py
 
 lint: style types
 

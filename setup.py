@@ -1,7 +1,8 @@
 """Package list for setuptools; everything else is in pyproject.toml.
 
 ``strategies/`` at the top is published as ``flwr_kd.strategies``. setuptools' automatic discovery does not
-follow ``package-dir`` mappings, so the folders are found here: a new method needs no entry anywhere.
+follow ``package-dir`` mappings, so the folders are found here: a new method needs no entry anywhere. A method's
+page and its experiments are in the wheel, its pictures are not.
 """
 
 from setuptools import find_packages, setup
@@ -13,5 +14,5 @@ setup(
         "flwr_kd.strategies",
         *(f"flwr_kd.strategies.{name}" for name in find_packages("strategies")),
     ],
-    package_data={"flwr_kd": ["py.typed"], "flwr_kd.strategies": ["*/README.md"]},
+    package_data={"flwr_kd": ["py.typed"], "flwr_kd.strategies": ["*/*.md", "*/*.toml", "*/experiments/*"]},
 )

@@ -1,4 +1,4 @@
-"""Check that the wheel holds every folder of strategies/ and every module of flwr_kd/, and no tests."""
+"""Check that the wheel holds every module of flwr_kd/, all of strategies/ but its pictures, and no tests."""
 
 import sys
 import zipfile
@@ -9,9 +9,13 @@ names = set(zipfile.ZipFile(sys.argv[1]).namelist())
 wanted = {p.relative_to(root).as_posix() for p in (root / "flwr_kd").rglob("*.py")} | {
     f"flwr_kd/{p.relative_to(root).as_posix()}" for p in (root / "strategies").rglob("*.py")
 }
-pages = {f"flwr_kd/{p.relative_to(root).as_posix()}" for p in (root / "strategies").glob("*/README.md")}
-missing = sorted((wanted | pages | {"flwr_kd/py.typed"}) - names)
+files = {
+    f"flwr_kd/{p.relative_to(root).as_posix()}"
+    for p in (root / "strategies").glob("*/**/*")
+    if p.is_file() and p.suffix not in (".py", ".pyc", ".png")
+}
+missing = sorted((wanted | files | {"flwr_kd/py.typed"}) - names)
 extra = sorted(n for n in names if n.startswith(("tests/", "strategies/", "apps/")))
 if missing or extra:
     sys.exit(f"wheel: missing {missing}, not expected {extra}")
-print(f"wheel: {len(wanted)} modules, {len(pages)} pages, nothing missing")
+print(f"wheel: {len(wanted)} modules, {len(files)} other files of methods, nothing missing")

@@ -56,8 +56,8 @@ __getattr__, __dir__ = exports(
 
 _PAPER = "Chen et al., The Best of Both Worlds (FedHKD), ICLR 2023"
 _LEAVES = (
-    "its weights; per class, for classes with enough samples: mean representation with noise, mean soft prediction, "
-    "number of samples"
+    "its weights; per class, for classes with enough samples: mean representation with noise, mean soft "
+    "prediction, number of samples"
 )
 _EXCHANGED = "weights, class representations and soft predictions"
 _DOWN, _UP = (f"FedHKD, algorithm 1, step {step}" for step in ("5", "20"))
