@@ -80,7 +80,7 @@ test-oldest: $(OLDEST)/.installed
 test-newest: | $(BIN)/uv
 	test -x $(NEWEST)/bin/python || $(PYTHON) -m venv --without-pip $(NEWEST)
 	echo "flwr[simulation]>=1.40.0a0" > $(NEWEST)/newest.txt
-	. .ci/uv-env.sh && $(BIN)/uv pip install --upgrade --refresh-package flwr --compile-bytecode \
+	. .ci/uv-env.sh && $(BIN)/uv pip install --upgrade-package flwr --compile-bytecode \
 	  --python $(NEWEST)/bin/python --override $(NEWEST)/newest.txt --editable ".[dev,mnist-5k]"
 	@$(NEWEST)/bin/python -c "from importlib.metadata import version; print('flwr', version('flwr'))"
 	$(call pytest,$(NEWEST),$(TEST))

@@ -167,7 +167,7 @@ def test_an_answer_whose_time_is_over_is_gone(federation: Any, monkeypatch: pyte
     monkeypatch.setattr("flwr_kd.server.messages.lifetime", lambda timeout, count: timeout)
     faults = {0: Fault("silent", frozenset({1}))}
     # Round 2 has to be over before its messages expire.
-    _, result = federation("fedavg").run(rounds=2, grid={"faults": faults}, timeout=4.0)
+    _, result = federation("fedavg").run(rounds=2, grid={"faults": faults}, timeout=3.0)
     assert [(r.participants, r.failures) for r in result.rounds] == [(0, 4), (4, 0)]
 
 
