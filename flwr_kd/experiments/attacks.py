@@ -63,8 +63,8 @@ __all__ = [
     "Gaussian",
     "LabelFlip",
     "NotANumber",
-    "PayloadLie",
     "SignFlip",
+    "WrongKnowledge",
     "draw_attackers",
     "parse_attack",
 ]
@@ -268,7 +268,7 @@ class NotANumber(_OnModels):
 
 
 @dataclass(frozen=True)
-class PayloadLie(Attack):
+class WrongKnowledge(Attack):
     """Wrong knowledge that the receiver accepts, in a message of the same form.
 
     Predictions and logits are rolled, so that each class gets the value of the one before. Prototypes,
@@ -288,7 +288,7 @@ class PayloadLie(Attack):
     def knowledge(self, payload: bytes, num_examples: int) -> bytes:
         """Return the message with other values in the same fields; see :meth:`Attack.knowledge`."""
         arrays, metadata = load(payload), read_metadata(payload)
-        lies: dict[str, Callable[[NDArray], NDArray]] = {
+        changes: dict[str, Callable[[NDArray], NDArray]] = {
             "predictions": lambda array: np.roll(array, 1, axis=-1),
             "prototypes": lambda array: np.clip(
                 array.astype(np.float64) * -10.0, -_LARGEST_FEATURE, _LARGEST_FEATURE
@@ -298,7 +298,7 @@ class PayloadLie(Attack):
         names = [(kind, name) for kind in self.kinds for name in PAYLOAD_FIELDS[kind] & arrays.keys()]
         for kind, name in names:
             if arrays[name].size:
-                arrays[name] = lies[kind](arrays[name]).astype(arrays[name].dtype)
+                arrays[name] = changes[kind](arrays[name]).astype(arrays[name].dtype)
         return save(arrays, metadata=metadata) if names else payload
 
 
@@ -346,7 +346,7 @@ def parse_attack(spec: str) -> Attack:
         return NotANumber()
     if colon and value not in PAYLOAD_FIELDS:
         raise ConfigError(f"attack {spec!r}: KIND must be one of {', '.join(PAYLOAD_FIELDS)}, got {value!r}")
-    return PayloadLie(frozenset({value})) if colon else PayloadLie()
+    return WrongKnowledge(frozenset({value})) if colon else WrongKnowledge()
 
 
 def draw_attackers(clients: int, attackers: int, seed: int) -> frozenset[int]:

@@ -46,7 +46,7 @@ def filter_normalised_direction(
     state : mapping of str to Tensor
         A model's ``state_dict()``.
     generator : torch.Generator
-        Of the CPU. One draw per weight with two dimensions or more, in the state's order.
+        On the CPU. It draws once per weight with two dimensions or more, in the state's order.
     parameters : collection of str, optional
         Names of what is trained; all else, the buffers, is 0 in the direction. All of ``state`` if None, which
         is right for models whose buffers have fewer than two dimensions, as BatchNorm's have.

@@ -1,7 +1,7 @@
 """The result of a run: what was measured, with which configuration, on which versions.
 
-A :class:`Comparison` holds one :class:`RunResult` per method and seed, and that one a :class:`RoundResult`
-per round. On disk it is ``result.json`` (schema version 1): plain JSON, without NaN. What was not measured is
+A :class:`Comparison` holds one :class:`RunResult` per method and seed, and each run one :class:`RoundResult` per
+round. On disk it is ``result.json`` (schema version 1): plain JSON, without NaN. What was not measured is
 ``null``, never 0. Reported are the last round and the mean of the last five, never the best round, which would be
 a choice made on test data.
 """
@@ -63,7 +63,7 @@ class RoundResult:
     local_top5 : float or None
         As ``local_accuracy``, of the five likeliest classes; None with five classes or fewer.
     server_accuracy : float or None
-        Of a server's model that the clients do not have (FedGKT's predictor), on their test splits; None
+        Accuracy of a server's model that the clients do not have (FedGKT's predictor), on their test splits; None
         without one.
     clients : dict
         Per client, by its partition id as text, its own ``local_accuracy`` and ``local_top5``.
@@ -109,9 +109,7 @@ class RoundResult:
                 raise ResultError(f"clients[{client!r}] must have {' and '.join(_OF_CLIENT)}, got {values!r}")
             clients[client] = {name: _accuracy(name, values.get(name)) for name in _OF_CLIENT}
         object.__setattr__(self, "clients", clients)
-        seconds = _measured("seconds", self.seconds)
-        if seconds is None or seconds < 0:
-            raise ResultError(f"seconds must be finite and >= 0, got {self.seconds!r}")
+        seconds = number("seconds", self.seconds, 0, error=ResultError)
         object.__setattr__(self, "seconds", seconds)
 
 
@@ -229,7 +227,7 @@ class Comparison:
     config : dict
         What the runs share: dataset, partition, clients, rounds, model, backend, and so on. JSON values.
     versions : dict
-        As from :func:`versions`.
+        As from :func:`flwr_kd.results.provenance.versions`.
     command : str
         The command line that gives this result again.
     runs : tuple of RunResult

@@ -39,7 +39,7 @@ def no_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
-    """Return a list in which each run is noted."""
+    """Return a list to which each run adds its method and seed."""
     seen: list[tuple[str, int]] = []
     real = runner.run
 

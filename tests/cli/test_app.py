@@ -173,7 +173,7 @@ def test_help_tells_what_everything_is(command: Command, words: str) -> None:
     code, out, _ = command(*words.split(), "--help")
     assert code == 0
     assert "\\" not in out
-    # A line of a parameter is its name and its text.
+    # The line of a parameter has its name and its help.
     for line in out.splitlines():
         if line.startswith("  --") or line.strip().isupper():
             assert len(line.split("  ")) > 2, line

@@ -42,7 +42,7 @@ def test_simulate_writes_a_result_and_curves(command: Command, tmp_path: Path) -
     local = one["rounds"][-1]["local_accuracy"]
     assert f"{100 * local:.2f}" in out
     assert "±" not in out
-    # What was written reads back, and a second look at the numbers gives the same ones.
+    # The result is read as it was written.
     read = files.load(tmp_path / "here")
     assert read.runs[0].rounds[-1].local_accuracy == local
 

@@ -17,8 +17,8 @@ from flwr_kd.experiments.options import DataOptions, option
 
 def flags(command: str) -> dict[str, Any]:
     """Return a command's options and their defaults, by name."""
-    found = typer.main.get_command(app.app).commands[command]  # type: ignore[attr-defined]
-    return {parameter.name: parameter.default for parameter in found.params if parameter.name != "help"}
+    listed = typer.main.get_command(app.app).commands[command]  # type: ignore[attr-defined]
+    return {parameter.name: parameter.default for parameter in listed.params if parameter.name != "help"}
 
 
 @pytest.mark.parametrize(

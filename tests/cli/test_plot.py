@@ -20,11 +20,11 @@ from tests.cli.commands import TINY, Command, is_a_picture, kept_files
 
 
 def add_images(folder: Path, method: str, images: np.ndarray[Any, Any]) -> None:
-    """Let a run have made images at its server, as a strategy's state keeps them."""
+    """Add images to the saved state of a run's server."""
     place = saved_arrays.folder_of(folder, method, 0)
-    found = Checkpoint.load(place, registry.get(method).strategy.__name__)
-    assert found is not None
-    replace(found, state={**found.state, "synthetic": images}).save(place)
+    checkpoint = Checkpoint.load(place, registry.get(method).strategy.__name__)
+    assert checkpoint is not None
+    replace(checkpoint, state={**checkpoint.state, "synthetic": images}).save(place)
 
 
 def test_the_last_models_are_kept_and_drawn(command: Command, tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_the_last_models_are_kept_and_drawn(command: Command, tmp_path: Path) ->
 def test_the_plots_are_of_the_models_that_were_measured(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is rebuilt from the result is what ran: the same accuracy, and the same training samples."""
+    """The experiment and model that are rebuilt from a result have the run's accuracy and training samples."""
     args = ["--model", "lenet", "--partition", "pathological:2", "--seed", "3", "--image-size", "12"]
     assert command("simulate", "fedavg", *TINY, *args, "--out", "o").code == 0
     result = files.load(tmp_path / "o")
@@ -116,7 +116,7 @@ def test_samples_that_are_missing_are_not_said_never_to_have_been(command: Comma
 
 
 def a_result(folder: Path, states: dict[str, list[dict[str, np.ndarray[Any, Any]] | None]]) -> None:
-    """Write a result of runs that nobody made: each method's state after the last round, by seed."""
+    """Write a result without running anything: each method's state after the last round, by seed."""
     rounds = (schema.RoundResult(1, 0.5, None, None, 1, 1, 1.0, 2, 0),)
     runs = []
     for name, by_seed in states.items():
@@ -125,8 +125,8 @@ def a_result(folder: Path, states: dict[str, list[dict[str, np.ndarray[Any, Any]
         for seed, state in enumerate(by_seed):
             runs.append(schema.RunResult(name, seed, rounds, hyperparameters=config))
             if state is not None:
-                found = Checkpoint(method.strategy.__name__, 1, config, seed, ArrayRecord(), state)
-                found.save(saved_arrays.folder_of(folder, name, seed))
+                checkpoint = Checkpoint(method.strategy.__name__, 1, config, seed, ArrayRecord(), state)
+                checkpoint.save(saved_arrays.folder_of(folder, name, seed))
     files.save(schema.Comparison({"dataset": "digits", "clients": 2}, {}, "", tuple(runs)), folder)
 
 

@@ -44,9 +44,9 @@ def test_finished_runs_are_not_run_again(
     assert code == 0
     assert ran == [("fedavg", 1), ("fedhkd", 1)]
     assert "not run again: fedavg (seed 0), fedhkd (seed 0)" in out
-    found = numbers(tmp_path / "o")
-    assert list(found) == list(numbers(tmp_path / "whole"))
-    assert found == numbers(tmp_path / "whole")
+    resumed = numbers(tmp_path / "o")
+    assert list(resumed) == list(numbers(tmp_path / "whole"))
+    assert resumed == numbers(tmp_path / "whole")
     assert kept_files(tmp_path / "o") == kept_files(tmp_path / "whole")
     assert sorted(path.name for path in (tmp_path / "o").iterdir()) == ["arrays", "curves.png", "result.json"]
     assert saved_arrays.read(tmp_path / "o", files.load(tmp_path / "o").runs[0]).server_round == 1
@@ -90,15 +90,15 @@ def test_a_whole_result_takes_more_methods_and_seeds(
     ran.clear()
     assert command(*PAIR, "--out", "o", "--resume").code == 0
     assert ran == [("fedavg", 0), ("fedhkd", 0), ("fedhkd", 1)]
-    found = numbers(tmp_path / "o")
-    assert list(found) == [("fedavg", 0), ("fedhkd", 0), ("fedavg", 1), ("fedhkd", 1)]
-    assert found["fedavg", 1] == first["fedavg", 1]
+    extended = numbers(tmp_path / "o")
+    assert list(extended) == [("fedavg", 0), ("fedhkd", 0), ("fedavg", 1), ("fedhkd", 1)]
+    assert extended["fedavg", 1] == first["fedavg", 1]
     assert files.load(tmp_path / "o").config["seeds"] == [0, 1]
     assert len(kept_files(tmp_path / "o")) == 4
     ran.clear()
     assert command(*PAIR, "--out", "o", "--resume").code == 0
     assert ran == []
-    assert numbers(tmp_path / "o") == found
+    assert numbers(tmp_path / "o") == extended
 
 
 @pytest.mark.parametrize(

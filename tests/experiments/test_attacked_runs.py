@@ -54,7 +54,7 @@ _runs: dict[tuple[str, str | None], Run] = {}
 
 
 def two_rounds(federation: Any, name: str, spec: str | None, **grid: Any) -> Run:
-    """Run a method with client 2 as the attacker; the server's own work, where it has any, is cut short."""
+    """Run a method with client 2 as the attacker, and with few steps of training at the server."""
     fed = federation(name, attack=spec, attackers={2})
     short = {"server-epochs": 2, "sector-epochs": 2, "generator-steps": 2, "synthetic-samples": 32}
     known = fed.method.config().to_wire()
@@ -68,7 +68,7 @@ def two_rounds(federation: Any, name: str, spec: str | None, **grid: Any) -> Run
 
 @pytest.fixture
 def attacked(federation: Any) -> Callable[[str, str | None], Run]:
-    """Give each run once for all tests."""
+    """Return a function that runs each method and attack once for all tests."""
 
     def get(name: str, spec: str | None) -> Run:
         if (name, spec) not in _runs:
@@ -80,11 +80,11 @@ def attacked(federation: Any) -> Callable[[str, str | None], Run]:
 
 def globals_of(ran: Run) -> dict[str, np.ndarray]:
     strategy, result = ran
-    found = {**strategy.state_arrays(), **{name: array.numpy() for name, array in result.arrays.items()}}
+    arrays = {**strategy.state_arrays(), **{name: array.numpy() for name, array in result.arrays.items()}}
     if not strategy.sends_weights and not strategy.state_arrays():
-        # FedMD's server keeps nothing: what it taught in a round shows in the next one's losses.
-        found["train-loss"] = np.array([stats.train_loss for stats in result.rounds])
-    return found
+        # FedMD's server keeps nothing; the effect of its targets shows in the next round's losses.
+        arrays["train-loss"] = np.array([stats.train_loss for stats in result.rounds])
+    return arrays
 
 
 def same(a: Run, b: Run) -> bool:

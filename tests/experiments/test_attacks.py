@@ -18,8 +18,8 @@ from flwr_kd.experiments.attacks import (
     Gaussian,
     LabelFlip,
     NotANumber,
-    PayloadLie,
     SignFlip,
+    WrongKnowledge,
     parse_attack,
 )
 from flwr_kd.learning.batches import Batches, DatasetError
@@ -44,8 +44,8 @@ def rng() -> np.random.Generator:
         ("sign-flip", SignFlip(1.0)),
         ("sign-flip:0.5", SignFlip(0.5)),
         ("nan", NotANumber()),
-        ("payload", PayloadLie(frozenset({"predictions", "prototypes", "counts"}))),
-        ("payload:counts", PayloadLie(frozenset({"counts"}))),
+        ("payload", WrongKnowledge(frozenset({"predictions", "prototypes", "counts"}))),
+        ("payload:counts", WrongKnowledge(frozenset({"counts"}))),
     ],
 )
 def test_texts(spec: str, attack: Attack) -> None:
@@ -102,10 +102,10 @@ def test_all_labels_become_the_target(make_blobs: Any) -> None:
 
 def test_a_permutation_has_no_fixed_point_and_is_the_attackers_own(make_blobs: Any) -> None:
     data = make_blobs(40, 0)
-    found = [LabelFlip(None).poison(data, 4, seed=seed) for seed in range(100)]
+    permuted = [LabelFlip(None).poison(data, 4, seed=seed) for seed in range(100)]
     again = LabelFlip(None).poison(data, 4, seed=0)
     mappings = set()
-    for flipped in found:
+    for flipped in permuted:
         assert isinstance(flipped, ArrayDataset)
         pairs = set(zip(data.y.tolist(), flipped.y.tolist(), strict=True))
         assert len(pairs) == 4
@@ -114,8 +114,8 @@ def test_a_permutation_has_no_fixed_point_and_is_the_attackers_own(make_blobs: A
         mappings.add(tuple(sorted(pairs)))
     assert len(mappings) == 9  # all there are
     assert isinstance(again, ArrayDataset)
-    assert isinstance(found[0], ArrayDataset)
-    assert torch.equal(again.y, found[0].y)
+    assert isinstance(permuted[0], ArrayDataset)
+    assert torch.equal(again.y, permuted[0].y)
     assert LabelFlip(None).mapping(2, seed=0).tolist() == [1, 0]
 
 
@@ -211,30 +211,30 @@ RECEIVED = [
 ]
 
 
-def same_form(found: list[np.ndarray]) -> None:
-    assert [(a.dtype, a.shape) for a in found] == [(a.dtype, a.shape) for a in SENT]
-    assert found[2] == 7
+def same_form(sent: list[np.ndarray]) -> None:
+    assert [(a.dtype, a.shape) for a in sent] == [(a.dtype, a.shape) for a in SENT]
+    assert sent[2] == 7
 
 
 def test_sign_flip_reverses_the_update() -> None:
-    found = SignFlip().models(SENT, RECEIVED, NAMES, rng())
-    same_form(found)
-    assert found[0].tolist() == [[-1.0, 4.0], [0.5, -2.0]]
-    assert found[1].tolist() == pytest.approx([1.9, 1.0])  # 2 * 1 - 3 = -1 would be dropped
-    assert found[3].tolist() == [0.0, 1.0]
-    assert float(found[4]) == -1.0
+    sent = SignFlip().models(SENT, RECEIVED, NAMES, rng())
+    same_form(sent)
+    assert sent[0].tolist() == [[-1.0, 4.0], [0.5, -2.0]]
+    assert sent[1].tolist() == pytest.approx([1.9, 1.0])  # 2 * 1 - 3 = -1 would be dropped
+    assert sent[3].tolist() == [0.0, 1.0]
+    assert float(sent[4]) == -1.0
     assert SignFlip(2.0).models(SENT, RECEIVED, NAMES, rng())[0].tolist() == [[-2.0, 7.0], [0.5, -5.0]]
-    # A leader of FedHEAD's gets further models after the global one.
-    assert np.array_equal(SignFlip().models(SENT, [*RECEIVED, *SENT], NAMES, rng())[0], found[0])
+    # FedHEAD's leaders get further models after the global one.
+    assert np.array_equal(SignFlip().models(SENT, [*RECEIVED, *SENT], NAMES, rng())[0], sent[0])
 
 
 @pytest.mark.parametrize("received", [[], [np.zeros(9)] * 5])
 def test_sign_flip_negates_where_nothing_was_received(received: list[np.ndarray]) -> None:
-    found = SignFlip(3.0).models(SENT, received, NAMES, rng())
-    same_form(found)
+    sent = SignFlip(3.0).models(SENT, received, NAMES, rng())
+    same_form(sent)
     for i in (0, 3, 4):
-        assert np.array_equal(found[i], -SENT[i])
-    assert np.array_equal(found[1], SENT[1])
+        assert np.array_equal(sent[i], -SENT[i])
+    assert np.array_equal(sent[1], SENT[1])
 
 
 def test_noise_is_normal_and_leaves_whole_numbers() -> None:
@@ -245,7 +245,7 @@ def test_noise_is_normal_and_leaves_whole_numbers() -> None:
     assert noisy.mean() == pytest.approx(5.0, abs=0.03)
     assert noisy.std() == pytest.approx(2.0, abs=0.03)
     assert (noisy - 5 > 4).mean() == pytest.approx(0.0228, abs=0.003)
-    # Of a variance the absolute value, and of nothing else.
+    # A variance becomes its absolute value; nothing else changes its sign.
     (variance,) = attack.models([np.zeros(1000)], [], ("bn.running_var",), rng())
     (plain,) = attack.models([np.zeros(1000)], [], (), rng())
     assert (plain < 0).any()
@@ -255,16 +255,16 @@ def test_noise_is_normal_and_leaves_whole_numbers() -> None:
 
 
 def test_nan_everywhere() -> None:
-    found = NotANumber().models(SENT, RECEIVED, NAMES, rng())
-    same_form(found)
-    assert all(np.isnan(found[i]).all() for i in (0, 1, 3, 4))
+    sent = NotANumber().models(SENT, RECEIVED, NAMES, rng())
+    same_form(sent)
+    assert all(np.isnan(sent[i]).all() for i in (0, 1, 3, 4))
     assert NotANumber().knowledge(b"anything", 3) == b"anything"
 
 
-@pytest.mark.parametrize("attack", [LabelFlip(), PayloadLie(), Gaussian(1), SignFlip(), NotANumber()])
+@pytest.mark.parametrize("attack", [LabelFlip(), WrongKnowledge(), Gaussian(1), SignFlip(), NotANumber()])
 def test_nothing_sent_is_nothing_corrupted(attack: Attack) -> None:
     assert attack.models([], RECEIVED, NAMES, rng()) == []
-    if isinstance(attack, LabelFlip | PayloadLie):
+    if isinstance(attack, LabelFlip | WrongKnowledge):
         assert all(a is b for a, b in zip(attack.models(SENT, RECEIVED, NAMES, rng()), SENT, strict=True))
 
 
@@ -289,13 +289,13 @@ def hyper_knowledge() -> HyperKnowledge:
 
 def test_wrong_hyper_knowledge() -> None:
     honest = hyper_knowledge()
-    sent = PayloadLie().knowledge(honest.to_bytes(), 12)
-    lie = HyperKnowledge.from_bytes(sent, dims={"C": 3, "D": 3})
+    sent = WrongKnowledge().knowledge(honest.to_bytes(), 12)
+    wrong = HyperKnowledge.from_bytes(sent, dims={"C": 3, "D": 3})
     assert len(sent) == honest.nbytes
-    assert np.array_equal(lie.classes, honest.classes)
-    assert np.array_equal(lie.predictions, np.float32([[0.1, 0.7, 0.2], [0.75, 0.0, 0.25]]))
-    assert lie.representations.tolist() == [[-10.0, 20.0, 0.0], [-65504.0, -5.0, -10.0]]
-    assert lie.counts.tolist() == [1, 11]
+    assert np.array_equal(wrong.classes, honest.classes)
+    assert np.array_equal(wrong.predictions, np.float32([[0.1, 0.7, 0.2], [0.75, 0.0, 0.25]]))
+    assert wrong.representations.tolist() == [[-10.0, 20.0, 0.0], [-65504.0, -5.0, -10.0]]
+    assert wrong.counts.tolist() == [1, 11]
 
 
 @pytest.mark.parametrize(
@@ -304,9 +304,9 @@ def test_wrong_hyper_knowledge() -> None:
 )
 def test_one_kind_of_wrong_knowledge(kind: str, changed: str) -> None:
     honest = hyper_knowledge()
-    lie = HyperKnowledge.from_bytes(PayloadLie(frozenset({kind})).knowledge(honest.to_bytes(), 10))
+    wrong = HyperKnowledge.from_bytes(WrongKnowledge(frozenset({kind})).knowledge(honest.to_bytes(), 10))
     for name in ("classes", "representations", "predictions", "counts"):
-        assert np.array_equal(getattr(lie, name), getattr(honest, name)) == (name != changed)
+        assert np.array_equal(getattr(wrong, name), getattr(honest, name)) == (name != changed)
 
 
 def test_wrong_prototypes() -> None:
@@ -316,14 +316,14 @@ def test_wrong_prototypes() -> None:
         counts=np.array([5, 6]),
         num_classes=4,
     )
-    lie = Prototypes.from_bytes(PayloadLie().knowledge(honest.to_bytes(), 11))
-    assert lie.prototypes.tolist() == [[-10.0, -20.0], [-30.0, -40.0]]
-    assert lie.counts.tolist() == [10, 1]
-    assert lie.num_classes == 4
+    wrong = Prototypes.from_bytes(WrongKnowledge().knowledge(honest.to_bytes(), 11))
+    assert wrong.prototypes.tolist() == [[-10.0, -20.0], [-30.0, -40.0]]
+    assert wrong.counts.tolist() == [10, 1]
+    assert wrong.num_classes == 4
     none = Prototypes(np.zeros(0, np.int64), np.zeros((0, 2), np.float32), np.zeros(0, np.int64), 4)
-    assert Prototypes.from_bytes(PayloadLie().knowledge(none.to_bytes(), 11)) == none
+    assert Prototypes.from_bytes(WrongKnowledge().knowledge(none.to_bytes(), 11)) == none
     data = honest.to_bytes()
-    assert PayloadLie(frozenset({"predictions"})).knowledge(data, 11) == data
+    assert WrongKnowledge(frozenset({"predictions"})).knowledge(data, 11) == data
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
@@ -336,20 +336,20 @@ def test_wrong_features(dtype: Any) -> None:
         test_features=np.array([[1.0, 2.0]], dtype=dtype),
         test_labels=np.array([1]),
     )
-    lie = ClientFeatures.from_bytes(PayloadLie().knowledge(honest.to_bytes(), 2))
-    assert lie.features.dtype == dtype
-    assert lie.features.tolist() == [[-10.0, -65504.0], [65504.0, -5.0]]
-    assert lie.logits.tolist() == [[2, 3, 1], [5, 0, -1]]
+    wrong = ClientFeatures.from_bytes(WrongKnowledge().knowledge(honest.to_bytes(), 2))
+    assert wrong.features.dtype == dtype
+    assert wrong.features.tolist() == [[-10.0, -65504.0], [65504.0, -5.0]]
+    assert wrong.logits.tolist() == [[2, 3, 1], [5, 0, -1]]
     for name in ("index", "labels", "test_features", "test_labels"):
-        assert np.array_equal(getattr(lie, name), getattr(honest, name))
+        assert np.array_equal(getattr(wrong, name), getattr(honest, name))
 
 
 def test_whom_an_attack_concerns() -> None:
     def concerned(spec: str) -> set[str]:
-        found = {
+        names = {
             name for name in registry.methods() if parse_attack(spec).concerns(registry.get(name).strategy)
         }
-        return found & {"fedavg", "fedhyb", "fedproto", "fedgkt", "fedhkd"}
+        return names & {"fedavg", "fedhyb", "fedproto", "fedgkt", "fedhkd"}
 
     assert concerned("label-flip") == {"fedavg", "fedhyb", "fedproto", "fedgkt", "fedhkd"}
     for spec in ("gaussian:1", "sign-flip", "nan"):

@@ -69,7 +69,7 @@ def test_a_personal_model_stays_honest(make_blobs: Any, make_model: Any) -> None
 
 
 class Theirs(NumPyClient):
-    """A user's own client, which trains in the arrays that it was given and knows none of our keys."""
+    """A user's own client, which changes the arrays that it is given, and knows none of our keys."""
 
     def fit(self, parameters: Any, config: Any) -> Any:
         parameters[0] += 1

@@ -1,4 +1,4 @@
-"""Whole experiments: Ray and the in-process grid give the same numbers, and every method runs as it comes."""
+"""Whole experiments: Ray and the in-process grid give the same numbers, and every method runs with its defaults."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_every_method_runs_with_no_further_option(name: str) -> None:
         assert (each.global_accuracy is not None) == method.global_model
         assert each.bytes_up > 0
     assert result.hyperparameters == method.config().to_wire()
-    # Every training sample is at one client, and the histogram shows the test rows to no one.
+    # Every training sample belongs to one client, and the histogram leaves out the test rows.
     assert len(result.histogram) == 3
     splits = client_splits(Experiment(**SMALL))
     assert [sum(row) for row in result.histogram] == [len(train) for train, _ in splits]
@@ -182,7 +182,7 @@ def test_a_long_tail_is_cut_before_the_data_is_divided() -> None:
     assert torch.equal(whole.test.x, cut.test.x)
     assert torch.equal(whole.test.y, cut.test.y)
     assert torch.equal(data.public_of(plain).x, data.public_of(tail).x)
-    # 5 x 20 ** (1 - c / 9) of class c.
+    # Class c keeps 5 x 20 ** (1 - c / 9) samples.
     profile = [100, 72, 51, 37, 26, 19, 14, 10, 7, 5]
     assert torch.bincount(cut.train.y).tolist() == profile
     splits = client_splits(tail)
@@ -192,7 +192,7 @@ def test_a_long_tail_is_cut_before_the_data_is_divided() -> None:
     held_out = torch.bincount(cut.train.y[np.concatenate([test for _, test in splits])], minlength=10)
     sums = [sum(column) for column in zip(*result.histogram, strict=True)]
     assert [a + b for a, b in zip(sums, held_out.tolist(), strict=True)] == profile
-    # After the limit, and of what it left.
+    # The long tail is cut from the samples that the limit has left.
     limited = data.bundle_of(Experiment(**{**SMALL, "imbalance": 2}))
     assert torch.bincount(limited.train.y).tolist() == [14, 13, 12, 11, 10, 10, 9, 8, 8, 7]
     assert tail.shared()["imbalance"] == 20
@@ -249,7 +249,7 @@ def test_global_accuracy_is_that_of_the_model_on_the_common_test_set() -> None:
     assert metrics["accuracy"] == pytest.approx(float((logits.argmax(1) == bundle.test.y).float().mean()))
     expected = float(torch.nn.functional.cross_entropy(logits, bundle.test.y))
     assert metrics["loss"] == pytest.approx(expected, rel=1e-4)
-    # As many batches at a time as there are workers: the same to the last bit.
+    # Evaluated with as many threads as workers: the same to the last bit.
     for threads in (2, 3):
         assert evaluator(build, bundle, batch_size=20, threads=threads)(1, arrays) == evaluator(
             build, bundle, batch_size=20
@@ -315,7 +315,7 @@ def test_a_validation_part_takes_the_place_of_the_test_set() -> None:
     assert train < everything
     assert not train & validation
     assert len(cut.test) == pytest.approx(len(full.train) / 5, abs=1)
-    # The long tail is the clients' alone.
+    # Only the clients' samples have a long tail.
     share = torch.bincount(cut.test.y) / len(cut.test)
     assert share.min() > 0.08
     assert torch.bincount(cut.train.y).max() == 10 * torch.bincount(cut.train.y).min()

@@ -1,4 +1,4 @@
-"""What a result keeps beside its numbers: coefficients are read as written, or refused with the reason."""
+"""Arrays beside a result: coefficients are read as written, or refused with the reason."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ def a_run(method: str = "fedhkd", seed: int = 0) -> RunResult:
 
 def keep(folder: Path, run: RunResult, **state: np.ndarray[Any, Any]) -> Path:
     strategy = registry.get(run.method).strategy.__name__
-    found = Checkpoint(strategy, 1, run.hyperparameters, run.seed, ArrayRecord(), state)
-    return found.save(saved_arrays.folder_of(folder, run.method, run.seed))
+    checkpoint = Checkpoint(strategy, 1, run.hyperparameters, run.seed, ArrayRecord(), state)
+    return checkpoint.save(saved_arrays.folder_of(folder, run.method, run.seed))
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_coefficients_are_those_of_the_state(tmp_path: Path, dtype: str) -> None:
     keep(tmp_path, a_run(), coefficients=MATRIX.astype(dtype), clients=CLIENTS.astype("int32"))
-    found = saved_arrays.coefficients(tmp_path, a_run())
-    assert found is not None
-    matrix, clients = found
+    saved = saved_arrays.coefficients(tmp_path, a_run())
+    assert saved is not None
+    matrix, clients = saved
     assert (matrix.dtype, clients.dtype.kind) == (np.float64, "i")
     np.testing.assert_array_equal(matrix, MATRIX.astype(dtype))
     assert clients.tolist() == [0, 3, 7]
@@ -46,7 +46,7 @@ def test_coefficients_are_those_of_the_state(tmp_path: Path, dtype: str) -> None
 def test_a_run_without_coefficients_has_none(tmp_path: Path) -> None:
     keep(tmp_path, a_run("fedproto"), prototypes=np.ones(3))
     assert saved_arrays.coefficients(tmp_path, a_run("fedproto")) is None
-    # It had nothing to keep, as another run shows that arrays were kept.
+    # Another run kept arrays, so this one had nothing to keep.
     assert saved_arrays.coefficients(tmp_path, a_run("fedavg")) is None
 
 

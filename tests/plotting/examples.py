@@ -32,7 +32,7 @@ def titles(drawn):
 
 
 def two_groups(clients, inside=1.5, diagonal=0.3):
-    """Rows that sum to 1; the first half of the clients is one group."""
+    """Return a matrix whose rows sum to 1, and in which the first half of the clients is one group."""
     group = np.arange(clients) < clients // 2
     matrix = np.where(group[:, None] == group, inside, 1.0)
     np.fill_diagonal(matrix, 0)

@@ -16,7 +16,7 @@ def bars(drawn):
 
 
 def cells(axes):
-    """The colours that are seen, [N, N, 4]."""
+    """Return the colours of a heat map, [N, N, 4]."""
     image = axes.images[0]
     return image.to_rgba(image.get_array())
 

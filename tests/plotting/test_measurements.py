@@ -1,4 +1,4 @@
-"""Loss landscapes and maps of features, against plain numpy, and that the model is left alone."""
+"""Loss landscapes and maps of features agree with plain NumPy and do not change the model."""
 
 from __future__ import annotations
 
@@ -57,13 +57,13 @@ def test_each_filter_is_as_long_as_the_models_own() -> None:
     assert list(direction) == list(state)
     several = 0
     for name, weight in state.items():
-        found = direction[name]
-        assert (found.shape, found.dtype) == (weight.shape, weight.dtype)
+        drawn_weight = direction[name]
+        assert (drawn_weight.shape, drawn_weight.dtype) == (weight.shape, weight.dtype)
         if weight.ndim < 2:
-            assert not found.any(), name
+            assert not drawn_weight.any(), name
             continue
         several += 1
-        for own, drawn in zip(weight.numpy(), found.numpy(), strict=True):
+        for own, drawn in zip(weight.numpy(), drawn_weight.numpy(), strict=True):
             length = np.sqrt((own.astype(np.float64) ** 2).sum())
             assert np.sqrt((drawn.astype(np.float64) ** 2).sum()) == pytest.approx(length, rel=1e-5)
             assert length > 0
@@ -76,9 +76,9 @@ def test_a_direction_is_the_draw_scaled_filter_by_filter() -> None:
     g = generator(7)
     for name in ("a", "b"):
         drawn = torch.randn(state[name].shape, generator=g).numpy()
-        for own, raw, found in zip(state[name].numpy(), drawn, direction[name].numpy(), strict=True):
+        for own, raw, scaled in zip(state[name].numpy(), drawn, direction[name].numpy(), strict=True):
             np.testing.assert_allclose(
-                found, raw * np.linalg.norm(own.ravel()) / np.linalg.norm(raw.ravel()), rtol=1e-5
+                scaled, raw * np.linalg.norm(own.ravel()) / np.linalg.norm(raw.ravel()), rtol=1e-5
             )
 
 
@@ -227,12 +227,12 @@ def test_what_a_sample_refuses(classes: int, size: int, text: str) -> None:
 def test_features_are_what_enters_the_last_layer() -> None:
     net = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Dropout(0.9), nn.Linear(8, 4)).train()
     x, _ = some_data()
-    found = features_of(net, x, batch_size=7)
+    features = features_of(net, x, batch_size=7)
     expected = np.maximum(
         x.flatten(1).numpy() @ net[1].weight.detach().numpy().T + net[1].bias.detach().numpy(), 0
     )
-    assert found.dtype == np.float32
-    np.testing.assert_allclose(found, expected, atol=1e-5)
+    assert features.dtype == np.float32
+    np.testing.assert_allclose(features, expected, atol=1e-5)
     with pytest.raises(DataError, match="at least one sample"):
         features_of(net, x[:0])
 

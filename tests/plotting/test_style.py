@@ -18,16 +18,16 @@ from tests.plotting.examples import a_comparison, a_map, a_run, two_groups
 
 def test_pictures_of_models_are_pngs_that_repeat(tmp_path):
     names = [f"m$^{index}" for index in range(5)]
-    found = a_comparison(*(a_run(name, 0, [0.5], [0.5]) for name in names))
+    result = a_comparison(*(a_run(name, 0, [0.5], [0.5]) for name in names))
     x = np.linspace(-1, 1, 5)
     for write in (
-        lambda path: tsne.plot(found, {name: a_map(range(30)) for name in names}, path),
-        lambda path: landscape.plot(found, x, {name: np.ones((3, 1)) * x**2 for name in names}, path),
+        lambda path: tsne.plot(result, {name: a_map(range(30)) for name in names}, path),
+        lambda path: landscape.plot(result, x, {name: np.ones((3, 1)) * x**2 for name in names}, path),
         lambda path: samples.plot(
-            found, {name: np.random.default_rng(0).random((2, 2, 1, 4, 4)) for name in names}, path
+            result, {name: np.random.default_rng(0).random((2, 2, 1, 4, 4)) for name in names}, path
         ),
         lambda path: coefficients.plot(
-            found, {name: (two_groups(10), np.arange(10)) for name in names}, path
+            result, {name: (two_groups(10), np.arange(10)) for name in names}, path
         ),
     ):
         path = write(tmp_path / "new" / "a.png")
@@ -39,13 +39,13 @@ def test_pictures_of_models_are_pngs_that_repeat(tmp_path):
 
 def test_no_panel_overlaps_another_or_its_heading(comparison):
     runs = [a_run(f"method-{index}", 0, [0.5], [0.5]) for index in range(4)]
-    found, x = a_comparison(*runs), np.linspace(-1, 1, 5)
+    result, x = a_comparison(*runs), np.linspace(-1, 1, 5)
     names = [run.method for run in runs]
     for drawn in (
-        tsne.figure(found, {name: a_map(range(30)) for name in names}),
-        landscape.figure(found, x, {name: np.ones((3, 1)) * x**2 for name in names}),
-        samples.figure(found, {name: np.zeros((20, 3, 1, 4, 4)) for name in names}),
-        coefficients.figure(found, {name: (two_groups(100), np.arange(100)) for name in names}),
+        tsne.figure(result, {name: a_map(range(30)) for name in names}),
+        landscape.figure(result, x, {name: np.ones((3, 1)) * x**2 for name in names}),
+        samples.figure(result, {name: np.zeros((20, 3, 1, 4, 4)) for name in names}),
+        coefficients.figure(result, {name: (two_groups(100), np.arange(100)) for name in names}),
     ):
         drawn.canvas.draw()
         renderer = drawn.canvas.get_renderer()
@@ -75,21 +75,21 @@ def test_what_the_pictures_of_models_refuse(comparison):
         ResultError, match=r"images of fedavg must have the shape \[C, n, K, H, W\], got \[2, 3\]"
     ):
         samples.figure(comparison, {"fedavg": np.ones((2, 3))})
-    for matrix, clients, found in (
+    for matrix, clients, message in (
         (np.ones((2, 3)), [0, 1], r"got \[2, 3\] for \[2\]"),
         (np.ones((2, 2)), [0, 1, 2], r"got \[2, 2\] for \[3\]"),
         (np.ones((0, 0)), [], r"got \[0, 0\] for \[0\]"),
         (np.full((1, 1), np.nan), [0], "must be finite"),
     ):
-        with pytest.raises(ResultError, match=found):
+        with pytest.raises(ResultError, match=message):
             coefficients.figure(comparison, {"ktpfl": (matrix, np.array(clients))})
 
 
 @pytest.mark.program
 def test_the_caller_s_matplotlib_is_left_alone(tmp_path, comparison):
-    """In a fresh process, since pyplot may be loaded here already.
+    """Runs in a new process, since this one may have loaded pyplot already.
 
-    With a backend named: reading an unset one out of rcParams imports pyplot by itself.
+    A backend is set, since reading rcParams without one imports pyplot.
     """
     source = tmp_path / "comparison.json"
     source.write_text(comparison.to_json())

@@ -10,9 +10,9 @@ from flwr_kd.results import provenance
 
 
 def test_versions_are_those_installed(monkeypatch):
-    found = provenance.versions()
-    assert found["flwr"] == metadata.version("flwr")
-    assert {"flwr-kd", "torch", "numpy", "python", "machine", "processor", "cores"} <= set(found)
+    versions = provenance.versions()
+    assert versions["flwr"] == metadata.version("flwr")
+    assert {"flwr-kd", "torch", "numpy", "python", "machine", "processor", "cores"} <= set(versions)
     real = metadata.version
 
     def without_ray(name):

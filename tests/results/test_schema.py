@@ -157,8 +157,8 @@ def test_a_result_does_not_change_with_the_caller_s_mapping():
         ({"train_loss": 10**400}, "train_loss must be a finite number, got a number of 1329 bits"),
         ({"bytes_up": -1}, "bytes_up must be a whole number from 0, got -1"),
         ({"bytes_down": 1.5}, "bytes_down must be a whole number"),
-        ({"seconds": math.nan}, "seconds must be finite and >= 0, got nan"),
-        ({"seconds": -1.0}, "seconds must be finite and >= 0"),
+        ({"seconds": math.nan}, "seconds must be a finite number from 0, got nan"),
+        ({"seconds": -1.0}, "seconds must be a finite number from 0"),
         ({"participants": True}, "participants must be a whole number"),
         ({"failures": None}, "failures must be a whole number"),
     ],
@@ -275,8 +275,8 @@ def test_a_result_without_the_newer_fields_can_be_read():
     document = json.loads(a_comparison(a_run()).to_json())
     for name in ("local_top5", "server_accuracy", "clients"):
         del document["runs"][0]["rounds"][0][name]
-    (found,) = Comparison.from_json(json.dumps(document)).runs
-    assert (found.rounds[0].local_top5, found.rounds[0].clients) == (None, {})
+    (run,) = Comparison.from_json(json.dumps(document)).runs
+    assert (run.rounds[0].local_top5, run.rounds[0].clients) == (None, {})
 
 
 def test_clients_numbers_are_checked_and_kept():
@@ -292,7 +292,7 @@ def test_clients_numbers_are_checked_and_kept():
 
 
 def test_the_fields_are_the_schema():
-    """A field that is renamed changes the file: that needs a new schema version. An added one needs a default."""
+    """A renamed field changes the file and needs a new schema version; an added one needs a default."""
     assert [field.name for field in dataclasses.fields(RoundResult)] == [
         "round",
         "local_accuracy",
@@ -314,11 +314,11 @@ def test_one_run_of_each_method():
     def run(method, seed):
         return RunResult(method, seed, ())
 
-    found = Comparison({}, {}, "", (run("b", 2), run("a", 1), run("b", 1), run("c", 3)))
-    assert {name: each.seed for name, each in found.one_each().items()} == {"b": 2, "a": 1, "c": 3}
-    assert list(found.one_each()) == ["b", "a", "c"]
-    assert {name: each.seed for name, each in found.one_each(1).items()} == {"b": 1, "a": 1}
+    comparison = Comparison({}, {}, "", (run("b", 2), run("a", 1), run("b", 1), run("c", 3)))
+    assert {name: each.seed for name, each in comparison.one_each().items()} == {"b": 2, "a": 1, "c": 3}
+    assert list(comparison.one_each()) == ["b", "a", "c"]
+    assert {name: each.seed for name, each in comparison.one_each(1).items()} == {"b": 1, "a": 1}
     with pytest.raises(ResultError, match="seed must be one of 1, 2, 3, got 0"):
-        found.one_each(0)
+        comparison.one_each(0)
     with pytest.raises(ResultError, match="runs is empty"):
         Comparison({}, {}, "", ()).one_each()
