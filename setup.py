@@ -5,14 +5,17 @@ follow ``package-dir`` mappings, so the folders are found here: a new method nee
 page and its experiments are in the wheel, its pictures are not.
 """
 
-from setuptools import find_packages, setup
+from setuptools import find_namespace_packages, find_packages, setup
 
 setup(
     package_dir={"flwr_kd": "flwr_kd", "flwr_kd.strategies": "strategies"},
     packages=[
         *find_packages(include=["flwr_kd", "flwr_kd.*"]),
         "flwr_kd.strategies",
-        *(f"flwr_kd.strategies.{name}" for name in find_packages("strategies")),
+        *(
+            f"flwr_kd.strategies.{name}"
+            for name in find_namespace_packages("strategies", exclude=["*__pycache__"])
+        ),
     ],
     package_data={"flwr_kd": ["py.typed"], "flwr_kd.strategies": ["*/*.md", "*/*.toml", "*/experiments/*"]},
 )
