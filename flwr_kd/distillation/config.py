@@ -26,15 +26,13 @@ class DistillationConfig(MethodConfig):
     optimizer: str = hyper("adam", "optimiser of training and distillation", choices=("adam", "sgd"))
     lr_decay: float = hyper(1.0, "factor on the learning rate every lr-decay-every rounds", gt=0, le=1)
     weight_decay: float = hyper(1e-4, "L2 penalty of the optimiser", ge=0)
-    patience: int = hyper(
-        5, "a distillation ends after so many epochs in turn without a lower validation loss", ge=1
-    )
+    patience: int = hyper(5, "epochs without a lower validation loss after which a distillation stops", ge=1)
     validation_share: float = hyper(
-        0.1, "share of the distillation's samples that is held out for the validation loss", ge=0, lt=1
+        0.1, "share of the distillation samples held out for the validation loss", ge=0, lt=1
     )
     keep: str = hyper(
         "last",
-        "which weights a distillation ends with: of its last epoch, or of the lowest validation loss",
+        "the weights that a distillation keeps: those of the last epoch, or of the lowest validation loss",
         choices=("last", "best"),
     )
 

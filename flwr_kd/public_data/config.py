@@ -25,20 +25,20 @@ class PublicKnowledgeConfig(MethodConfig):
     lr_decay: float = hyper(1.0, "factor on η₁ and η₂ every lr-decay-every rounds", gt=0, le=1)
     public_at: str = hyper(
         "clients",
-        "where the public data is: the same at every client, who is sent positions; or at the server, which sends "
-        "the samples",
+        "where the public data is: the same at every client, and positions are sent; or at the server, which "
+        "sends samples",
         choices=("clients", "server"),
     )
-    public_samples: int = hyper(3000, "public samples drawn per round; all where there are fewer", ge=1)
+    public_samples: int = hyper(3000, "public samples drawn per round; all if there are fewer", ge=1)
     public_batch_size: int = hyper(256, "public samples per batch", ge=1)
     temperature: float = hyper(10.0, "T of the soft predictions", gt=0)
     distill_epochs: int = hyper(1, "R, passes over the round's public samples", ge=0)
     distill_learning_rate: float = hyper(0.01, "η₂, learning rate of the distillation in round 1", gt=0)
     distill_weight: float = hyper(1.0, "λ, weight of the divergence from the targets", ge=0)
     reduction: str = hyper(
-        "sum", "whether the divergence is summed over public samples, or their mean", choices=REDUCTIONS
+        "sum", "whether the divergence is the sum over public samples or their mean", choices=REDUCTIONS
     )
-    precision: str = hyper("float32", "how soft predictions travel", choices=PRECISIONS)
+    precision: str = hyper("float32", "dtype of soft predictions in messages", choices=PRECISIONS)
 
 
 PublicConfigT = TypeVar(

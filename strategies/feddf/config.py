@@ -10,9 +10,9 @@ from flwr_kd.distillation.config import AVERAGES, DistillationConfig
 class FedDFConfig(DistillationConfig):
     """FedDF with the values of FedHEAD's comparison (its appendix H.1)."""
 
-    server_epochs: int = hyper(20, "n_g, most passes over the public data per round", ge=1)
+    server_epochs: int = hyper(20, "n_g, maximum passes over the public data per round", ge=1)
     average: str = hyper(
-        "logits", "what is averaged over the teachers: logits, or their softmax", choices=AVERAGES
+        "logits", "what is averaged over the teachers: logits or probabilities", choices=AVERAGES
     )
 
 

@@ -295,6 +295,6 @@ class PFedDF(KDStrategy[PFedDFConfig]):
 
 def _distance(one: ArrayTemplate, other: ArrayTemplate) -> tuple[int, int]:
     """Return the number of arrays that only one of two models has, and of those with different shapes."""
-    mine, theirs = (dict(zip(model.names, model.shapes, strict=True)) for model in (one, other))
-    different = sum(mine[name] != theirs[name] for name in mine.keys() & theirs.keys())
-    return len(mine.keys() ^ theirs.keys()), different
+    first, second = (dict(zip(model.names, model.shapes, strict=True)) for model in (one, other))
+    different = sum(first[name] != second[name] for name in first.keys() & second.keys())
+    return len(first.keys() ^ second.keys()), different

@@ -15,9 +15,9 @@ from torch import Tensor
 __all__ = ["check_entropy", "check_kernel", "check_peak", "entropy_bits", "refine_entropy", "refine_peak"]
 
 Kernel = Callable[[Tensor], Tensor]
-_BLOCK = 2**21  # logits at a time: bounds the memory, and is large enough to hide the calls' own cost
+_BLOCK = 2**21  # Logits per block: bounds the memory, and is large enough to hide the overhead of calls.
 _STEPS = 200
-_REACH = 20.0  # of ln(1/t)
+_REACH = 20.0  # Bound of |ln(1/t)|.
 
 
 def refine_peak(
@@ -30,8 +30,8 @@ def refine_peak(
     .. math:: \varphi_i = \frac{(CT - 1) v_i + v_m - T}{C v_m - 1}
         = T - \left(T - \frac{1}{C}\right) \frac{v_i / v_m - 1}{\operatorname{mean}_j (v_j / v_m - 1)}
 
-    The second form is what is computed: it loses no digits where v is nearly uniform. A row with a negative
-    entry (Theorem 1) is rectified: T for the maximum, (1 - T) / (C - 1) for all others.
+    The second form is computed, since it loses no digits where v is nearly uniform. A row with a negative entry
+    (Theorem 1) is rectified: T for the maximum, (1 - T) / (C - 1) for all others.
 
     With a kernel, equation 9, its 1/t found by bisection on equation 10 for all rows at once (section 5.2).
 
@@ -42,15 +42,15 @@ def refine_peak(
     peak : float
         T in (1/C, 1).
     kernel : callable, optional
-        σ, elementwise on tensors of float64; see :func:`check_kernel` for what it must fulfil.
+        σ, elementwise on tensors of float64; see :func:`check_kernel` for its conditions.
     tolerance : float
         ε of equation 22: with a kernel the peak is within ε/2 of T. Not used without one.
 
     Returns
     -------
     Tensor
-        ``[N, C]``: float64 for float64, else float32. Rows sum to 1, equal logits have equal probabilities,
-        a larger logit never has a smaller one.
+        ``[N, C]``: float64 for float64, else float32. Rows sum to 1, equal logits have equal probabilities, and
+        a larger logit never has a smaller probability.
 
     Raises
     ------
@@ -62,10 +62,10 @@ def refine_peak(
     Where the paper is silent:
 
     - All logits equal (:math:`C v_m = 1`, 0/0 in equation 14): the row stays uniform, the only vector that
-      keeps ties. It is no limit of the neighbours, which all have peak T.
+      keeps ties. It is not the limit of neighbouring rows, which all have peak T.
     - k tied maxima in a row that needs rectification: each gets min(T, 1/k), the others share the rest.
     - With a kernel, a row in which no t > 0 solves equation 10 (for a linear one :math:`v_m < T`), or none
-      within float64, is rectified in the same way.
+      that float64 can represent, is rectified in the same way.
 
     Examples
     --------
@@ -79,7 +79,7 @@ def refine_peak(
     ratios = torch.expm1(_below_maximum(logits.double()))  # v_i / v_m - 1
     total = ratios.sum(dim=1, keepdim=True)
     if kernel is None:
-        # The sum before the mean: of the smallest numbers, the mean may be 0.
+        # Divide by the sum, not by the mean, which may underflow to 0.
         below = ratios / total * logits.shape[1]
         refined = peak - (peak - 1 / logits.shape[1]) * below
         broken = (refined < -1e-12).any(dim=1)
@@ -94,8 +94,8 @@ def refine_peak(
 def refine_entropy(logits: Tensor, entropy: float, *, tolerance: float = 1e-3) -> Tensor:
     r"""Return softmax(z / θ) whose entropy is E: searching-based refinement, SKR (equations 17 to 20).
 
-    θ is bracketed for each row, and found for all rows at once by bisection; a step of Newton's replaces the
-    midpoint where it falls inside the bracket, two times out of three.
+    θ is bracketed for each row, and solved for all rows at once by bisection; two times out of three, Newton's step
+    replaces the midpoint where it falls inside the bracket.
 
     Parameters
     ----------
@@ -116,11 +116,9 @@ def refine_entropy(logits: Tensor, entropy: float, *, tolerance: float = 1e-3) -
     ValueError
         If the shape, the entropy or the tolerance is not allowed, or a logit is not finite.
 
-    Notes
-    -----
-    Theorem 2 takes the maximum to be unique. With k tied maxima the entropy is at least log2 k: where that is
-    E or more, the row is the limit θ → 0, 1/k for each maximum, the nearest that can be reached. All logits
-    equal (k = C) stay uniform. Logits that differ by less than float64 can tell count as equal.
+    Notes ----- Theorem 2 assumes a unique maximum. With k tied maxima the entropy is at least log2 k: if that is at
+    least E, the row is the limit θ → 0, 1/k for each maximum, which is the nearest possible. A row of equal logits
+    (k = C) stays uniform. Logits whose difference float64 cannot represent count as equal.
 
     Examples
     --------
@@ -170,9 +168,9 @@ def check_entropy(entropy: float, num_classes: int) -> None:
 def check_kernel(kernel: Kernel) -> None:
     """Raise ValueError, naming the condition, if σ breaks one of section 5.1.
 
-    The conditions are checked at points in (0, e^20], where t is searched; v_i / (t v_m) is positive. Beyond 10 the
-    kernel may leave float64, as exp does at 709. A power x^p is refused with the direct proportion, which is one: t
-    cancels in equation 10, so that it cannot be solved.
+    The conditions are checked at points in (0, e^20], the range of the search for t; v_i / (t v_m) is positive.
+    Beyond 10 the kernel may overflow float64, as exp does at 709. Powers x^p, of which the direct proportion is
+    one, are refused: t cancels in equation 10, which then has no solution.
 
     >>> check_kernel(lambda x: x**2 + 1)
     >>> check_kernel(lambda x: 2 * x)
@@ -197,7 +195,7 @@ def check_kernel(kernel: Kernel) -> None:
         raise ValueError("the kernel is not monotonically increasing (section 5.1)")
     if not (values > 0).all():
         raise ValueError("the kernel is not consistently positive (section 5.1)")
-    # Within each interval the half with the larger step, again and again: a step that stays is a jump.
+    # Halve each interval repeatedly, keeping the half with the larger step: a step that remains is a jump.
     steps = values.diff()
     low, high = points[:-1].clone(), points[1:].clone()
     for _ in range(60):
@@ -211,15 +209,15 @@ def check_kernel(kernel: Kernel) -> None:
 
 
 def _by_kernel(ratios: Tensor, peak: float, kernel: Kernel, tolerance: float) -> tuple[Tensor, Tensor]:
-    """Solve equation 10 per row; return the refined rows and which of them have no solution."""
+    """Solve equation 10 per row; return the refined rows, and a mask of those without a solution."""
 
     def residual(x: Tensor, point: Tensor) -> tuple[Tensor, None]:
         scale = point.exp()
         share = kernel(scale) / kernel(x * scale).sum(dim=0)
-        # Beyond float64 (a convex kernel at a large argument): the root, if any, is at a smaller one.
+        # On overflow (a convex kernel at a large argument) the root, if any, is at a smaller argument.
         return torch.where(torch.isfinite(share), peak - share, -1.0), None
 
-    # The peak need not be monotone in t (a kernel that saturates): the first change of sign brackets the root.
+    # The peak may not be monotone in t (for a kernel that saturates): the first change of sign brackets the root.
     x = ratios.T.contiguous()
     low, high = torch.full_like(x[0], -_REACH), torch.full_like(x[0], _REACH)
     solvable, below = torch.zeros_like(low, dtype=torch.bool), residual(x, low)[0] > 0
@@ -228,22 +226,22 @@ def _by_kernel(ratios: Tensor, peak: float, kernel: Kernel, tolerance: float) ->
         crosses = below & above & ~solvable
         low, high = torch.where(crosses, bound - _REACH / 40, low), torch.where(crosses, bound, high)
         solvable, below = solvable | crosses, ~above
-    point, found = _search(x, low, high, residual, tolerance / 2)
+    point, converged = _search(x, low, high, residual, tolerance / 2)
     values = kernel(x * point.exp())
-    return (values / values.sum(dim=0)).T, ~(solvable & found)
+    return (values / values.sum(dim=0)).T, ~(solvable & converged)
 
 
 def _by_entropy(logits: Tensor, entropy: float, tolerance: float) -> Tensor:
     classes = logits.shape[1]
-    # float32 has digits enough unless the tolerance, or what one row holds beside its maximum, is extreme.
+    # float32 is precise enough unless the tolerance, or the gap between a row's two largest logits, is extreme.
     fast = logits.dtype != torch.float64 and tolerance >= 1e-4
     x, gap = _in_range(logits.float() if fast else logits.double() / 2)
     if fast and not bool(((gap > 1e-30) | torch.isinf(gap)).all()):
         x, gap = _in_range(logits.double() / 2)
     ties = (x == 0).sum(dim=1, dtype=x.dtype)
     reachable = ties.log2() < entropy
-    # ln(1/θ) where the entropy is surely above E (KL to uniform is at most 1/(8θ²) nats on a range of 1), and
-    # where what is not a maximum has a share of less than e^-40.
+    # The bounds of ln(1/θ): at the lower one the entropy is above E (the KL to uniform is at most 1/(8θ²) nats on a
+    # range of 1), at the upper one the entries that are not maximal have a share of less than e^-40.
     enough = math.sqrt(8 * math.log(2) * (math.log2(classes) - entropy))
     high = ((math.log(classes) + 40) / gap.clamp(1e-300, 1.0)).log()
     low = high.clamp(max=math.log(enough))
@@ -260,7 +258,7 @@ def _by_entropy(logits: Tensor, entropy: float, tolerance: float) -> Tensor:
 
     columns = x.T.contiguous()
     point, _ = _search(columns, low, high, residual, tolerance / 2 * math.log(2))
-    # In float64: a softmax of a thousand terms in float32 may sum to 1 - 5e-6.
+    # In float64: a float32 softmax over 1,000 classes may sum to 1 - 5e-6.
     refined = torch.softmax((columns.double() * point.double().exp()).T, dim=1)
     if not bool(reachable.all()):
         refined = torch.where(reachable[:, None], refined, (x == 0) / ties[:, None].double())
@@ -268,9 +266,9 @@ def _by_entropy(logits: Tensor, entropy: float, tolerance: float) -> Tensor:
 
 
 def _in_range(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Scale rows to [-1, 0], so that θ is relative to a row's range; return them and their second place's gap.
+    """Scale rows to [-1, 0], so that θ is relative to a row's range; return them and the gap below their maxima.
 
-    The gap is infinite in a row whose entries are all equal, and 0 or NaN where the dtype's range is too small.
+    The gap is infinite in a row whose entries are all equal, and 0 or NaN if the dtype's range is too small.
     """
     below = _below_maximum(logits)
     width = -below.amin(dim=1)
@@ -285,20 +283,20 @@ def _search(
     residual: Callable[[Tensor, Tensor], tuple[Tensor, Tensor | None]],
     tolerance: float,
 ) -> tuple[Tensor, Tensor]:
-    """Find for each column of ``x`` the point where a residual, positive at low and negative at high, is 0.
+    """Find, for each column of ``x``, the zero of a residual that is positive at ``low`` and negative at ``high``.
 
-    Returns the points ``[N]`` and whether the residual there is within the tolerance ``[N]``. Columns that are
-    done leave the work once they are the half of it.
+    Return the points ``[N]``, and whether the residual is within the tolerance there, ``[N]``. Converged columns
+    are removed from the computation once they are half of it.
     """
-    found, done_rows = low.clone(), torch.zeros_like(low, dtype=torch.bool)
+    points, done_rows = low.clone(), torch.zeros_like(low, dtype=torch.bool)
     rows = torch.arange(len(low), device=low.device)
     point = (low + high) / 2
     for step in range(_STEPS):
         value, slope = residual(x, point)
         done = value.abs() < tolerance
-        found[rows], done_rows[rows] = point, done
-        left = int((~done).sum())
-        if not left:
+        points[rows], done_rows[rows] = point, done
+        remaining = int((~done).sum())
+        if not remaining:
             break
         low, high = torch.where(value > 0, point, low), torch.where(value > 0, high, point)
         middle = (low + high) / 2
@@ -308,10 +306,10 @@ def _search(
             newton = point - value / slope
             following = torch.where((newton > low) & (newton < high), newton, middle)
         point = torch.where(done, point, following)
-        if 2 * left <= len(rows):
+        if 2 * remaining <= len(rows):
             keep = ~done
             rows, x, low, high, point = rows[keep], x[:, keep], low[keep], high[keep], point[keep]
-    return found, done_rows
+    return points, done_rows
 
 
 def _below_maximum(logits: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from typing_extensions import TypeVar
 from flwr_kd.config import MethodConfig, hyper
 
 SERVER_ORDER: dict[str, Any] = {
-    "help": "whether the server trains on all rows shuffled together, or client by client",
+    "help": "order of the server's training: all rows shuffled together, or client by client",
     "choices": ("client-by-client", "pooled"),
 }
 """Help and choices of ``server-order``, whose default differs between FedGKT and FedDKC."""
@@ -28,13 +28,15 @@ class FedGKTConfig(MethodConfig):
     server_epochs: int = hyper(1, "passes over the clients' features per round", ge=1)
     server_order: str = hyper("pooled", **SERVER_ORDER)
     initial_logits: str = hyper(
-        "zero", "what clients learn from in round 1: zero logits, or none", choices=("zero", "none")
+        "zero", "the clients' teacher in round 1: zero logits, or none", choices=("zero", "none")
     )
     feature_dtype: str = hyper(
-        "float32", "how features travel; float16 halves them", choices=("float16", "float32")
+        "float32",
+        "dtype of the features in messages; float16 halves their size",
+        choices=("float16", "float32"),
     )
     send_test_features: bool = hyper(
-        False, "whether test features and labels are sent too, to measure the server's model"
+        False, "whether clients also send test features and labels, to evaluate the server's model"
     )
 
 

@@ -24,18 +24,18 @@ class FedHybConfig(DistillationConfig):
     batch_size: int = hyper(64, "samples per batch, in training and distillation", ge=1)
     weight_decay: float = hyper(0.0, "L2 penalty of the optimiser", ge=0)
     validation_share: float = hyper(
-        0.0, "share of the distillation's samples that is held out for the validation loss", ge=0, lt=1
+        0.0, "share of the distillation samples held out for the validation loss", ge=0, lt=1
     )
-    self_weight: float = hyper(0.1, "a, weight of the clients' self-distillation; 0 leaves it out", ge=0)
-    sub_networks: int = hyper(2, "M, slim sub-networks per batch, each with a view of its own", ge=1)
+    self_weight: float = hyper(0.1, "a, weight of the clients' self-distillation; 0 disables it", ge=0)
+    sub_networks: int = hyper(2, "M, number of slim sub-networks per batch, each with its own view", ge=1)
     min_width: float = hyper(
-        0.5, "least share of the channels in a sub-network; drawn anew for each", gt=0, le=1
+        0.5, "minimum share of the channels in a sub-network; drawn for each", gt=0, le=1
     )
-    degrees: float = hyper(15.0, "largest rotation of a view", ge=0, le=180)
-    min_scale: float = hyper(0.8, "least factor on a view's size", gt=0)
-    max_scale: float = hyper(1.2, "largest factor on a view's size", gt=0)
+    degrees: float = hyper(15.0, "maximum rotation of a view, in degrees", ge=0, le=180)
+    min_scale: float = hyper(0.8, "minimum scale of a view", gt=0)
+    max_scale: float = hyper(1.2, "maximum scale of a view", gt=0)
     dynamic_weighting: bool = hyper(
-        True, "whether a sub-network's part has the weight β of equation 4, else 1"
+        True, "whether a sub-network's term has the weight β of equation 4, else 1"
     )
     detach_target: bool = hyper(True, "whether the full network's output is a constant in the KL")
     detach_weight: bool = hyper(True, "whether β is a constant")
@@ -43,15 +43,13 @@ class FedHybConfig(DistillationConfig):
     server_learning_rate: float = hyper(1e-3, "learning rate of the server's distillation in round 1", gt=0)
     logits_weight: float = hyper(1.0, "η, weight of the soft predictions in the server's distillation", ge=0)
     feature_weight: float = hyper(0.1, "ν, weight of the features in the server's distillation", ge=0)
-    generator_steps: int = hyper(20, "FedHyb*: steps of the generator per round", ge=1)
+    generator_steps: int = hyper(20, "FedHyb*: training steps of the generator per round", ge=1)
     generator_learning_rate: float = hyper(5e-3, "FedHyb*: learning rate of the generator (Adam)", gt=0)
-    latent_dim: int = hyper(64, "FedHyb*: size of the generator's noise", ge=1)
-    synthetic_samples: int = hyper(500, "FedHyb*: samples that the generator makes per round", ge=1)
+    latent_dim: int = hyper(64, "FedHyb*: dimension of the generator's noise", ge=1)
+    synthetic_samples: int = hyper(500, "FedHyb*: number of generated samples per round", ge=1)
     balance_weight: float = hyper(1.0, "FedHyb*: weight of class-balanced predictions", ge=0)
-    diversity_weight: float = hyper(1.0, "FedHyb*: weight of samples that differ", ge=0)
-    batchnorm_weight: float = hyper(
-        1.0, "FedHyb*: weight of the clients' BatchNorm statistics, where they have any", ge=0
-    )
+    diversity_weight: float = hyper(1.0, "FedHyb*: weight of the samples' diversity", ge=0)
+    batchnorm_weight: float = hyper(1.0, "FedHyb*: weight of the clients' BatchNorm statistics, if any", ge=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()

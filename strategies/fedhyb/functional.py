@@ -30,7 +30,7 @@ def sub_network_weight(logits: Tensor, labels: Tensor) -> Tensor:
     Returns
     -------
     Tensor
-        A scalar in (0, 1/2]: one weight per sub-network and batch, 1/2 where it makes no error.
+        A scalar in (0, 1/2]: one weight per sub-network and batch, 1/2 at a cross-entropy of 0.
 
     Raises
     ------
@@ -67,16 +67,16 @@ def self_distillation_loss(
     labels : Tensor
         ``[B]``, int64, in 0..C-1.
     sub_logits : sequence of Tensor
-        ``[B, C]`` each, of the M sub-networks, each on its own view; none leaves the cross-entropy.
+        ``[B, C]`` each, of the M sub-networks on their views; if empty, the loss is the cross-entropy.
     weight : float
         a, at least 0.
     dynamic_weighting : bool
         False: :math:`\beta_m = 1`, which is FedHyb¹.
     detach_target : bool
         Whether the KL's first argument, the full network's output, is a constant. Otherwise the full network is
-        also drawn to the sub-networks' answers, which are the worse ones.
+        also trained towards the sub-networks' outputs, which are less accurate.
     detach_weight : bool
-        Whether :math:`\beta_m` is a constant. Otherwise a sub-network can lower the loss by a larger error.
+        Whether :math:`\beta_m` is a constant. Otherwise a larger error of a sub-network can lower the loss.
 
     Returns
     -------
@@ -99,7 +99,7 @@ def self_distillation_loss(
     if not weight >= 0:
         raise ValueError(f"weight must be at least 0, got {weight}")
     total = F.cross_entropy(logits, labels)
-    # As logarithms: where a probability vanishes, that of the target itself has no finite gradient otherwise.
+    # As logarithms, which have a finite gradient also where a probability of the target vanishes.
     target = F.log_softmax(logits.detach() if detach_target else logits, dim=1)
     for narrow in sub_logits:
         if narrow.shape != logits.shape:
@@ -137,7 +137,7 @@ def ensemble_distillation_loss(
     Returns
     -------
     Tensor
-        A scalar: the KL's mean over samples, the squared distance's over samples and the D features.
+        A scalar. The KL is averaged over samples, the squared distance over samples and the D features.
 
     Raises
     ------

@@ -1,8 +1,8 @@
-"""FedHyb*'s proxy data: a conditional generator, trained without data against the ensemble of the clients' models.
+"""FedHyb*'s proxy data: a conditional generator, trained without data against the ensemble of client models.
 
-The paper takes the idea from FedFTG (Zhang et al., CVPR 2022) and gives no losses of its own. These are the usual
-ones of data-free distillation: confident predictions of the wanted class and balanced ones over a batch (DAFL, Chen
-et al., ICCV 2019), samples that differ (FedFTG), and BatchNorm statistics (DeepInversion, Yin et al., CVPR 2020).
+The paper refers to FedFTG (Zhang et al., CVPR 2022) and gives no losses. These are the usual ones of data-free
+distillation: confident predictions of the given class and balanced predictions over a batch (DAFL, Chen et al.,
+ICCV 2019), diverse samples (FedFTG), and BatchNorm statistics (DeepInversion, Yin et al., CVPR 2020).
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _SMALLEST = 1e-12
 
 
 def confidence_loss(predictions: Tensor, labels: Tensor) -> Tensor:
-    """Return the cross-entropy of an ensemble's probabilities ``[B, C]`` against the wanted classes ``[B]``.
+    """Return the cross-entropy of an ensemble's probabilities ``[B, C]`` against the given classes ``[B]``.
 
-    The logarithm is of p + 1e-12, so that there is a gradient where p vanishes.
+    The logarithm is of p + 1e-12, whose gradient does not vanish at p = 0.
 
     >>> confidence_loss(torch.tensor([[1.0, 0.0]]), torch.tensor([0]))
     tensor(0.)
@@ -46,7 +46,7 @@ def confidence_loss(predictions: Tensor, labels: Tensor) -> Tensor:
 
 
 def balance_loss(predictions: Tensor) -> Tensor:
-    r"""Return :math:`\log C - H(\bar p)`, how far the batch's mean prediction is from balanced; 0 if it is.
+    r"""Return :math:`\log C - H(\bar p)` of the batch's mean prediction, which is 0 if that is balanced.
 
     >>> balance_loss(torch.eye(4)), balance_loss(torch.tensor([[1.0, 0.0]]))
     (tensor(0.), tensor(0.6931))
@@ -58,7 +58,7 @@ def balance_loss(predictions: Tensor) -> Tensor:
 def diversity_loss(samples: Tensor, noise: Tensor, labels: Tensor) -> Tensor:
     r"""Return :math:`\exp(-\overline{d(x_i, x_j)\, d(z_i, z_j)})` over pairs of one class, in (0, 1].
 
-    d is the mean absolute difference, so that samples of unlike noise must be unlike.
+    d is the mean absolute difference, so that different noise must lead to different samples.
 
     Parameters
     ----------
@@ -67,26 +67,26 @@ def diversity_loss(samples: Tensor, noise: Tensor, labels: Tensor) -> Tensor:
     labels : Tensor
         ``[B]``. Without a pair of one class the loss is 1, with gradient 0.
     """
-    alike = (labels[:, None] == labels) & ~torch.eye(len(labels), dtype=torch.bool, device=labels.device)
-    if not bool(alike.any()):
+    pairs = (labels[:, None] == labels) & ~torch.eye(len(labels), dtype=torch.bool, device=labels.device)
+    if not bool(pairs.any()):
         return samples.sum() * 0 + 1
-    apart, unlike = (torch.cdist(x, x, p=1) / x.shape[1] for x in (samples.flatten(1), noise))
-    return torch.exp(-(apart * unlike)[alike].mean())
+    of_samples, of_noise = (torch.cdist(x, x, p=1) / x.shape[1] for x in (samples.flatten(1), noise))
+    return torch.exp(-(of_samples * of_noise)[pairs].mean())
 
 
 @contextmanager
 def batchnorm_loss(model: nn.Module) -> Iterator[list[Tensor]]:
-    """Collect, for each BatchNorm that a batch passes, how far its statistics are from the running ones.
+    """Collect the distances between a batch's statistics and the running ones, for each BatchNorm.
 
-    Yields a list that fills with scalars: the mean over channels of the squared differences of means and variances.
-    Layers without running statistics give none.
+    Yields a list to which each forward pass appends scalars: the mean over channels of the squared differences of
+    means and variances. Layers without running statistics are ignored.
     """
-    found: list[Tensor] = []
+    distances: list[Tensor] = []
 
     def record(layer: nn.Module, args: tuple[Tensor, ...]) -> None:
         x = args[0].transpose(0, 1).flatten(1)
         mean, variance = x.mean(dim=1), x.var(dim=1, unbiased=False)
-        found.append(F.mse_loss(mean, layer.running_mean) + F.mse_loss(variance, layer.running_var))  # type: ignore[arg-type]
+        distances.append(F.mse_loss(mean, layer.running_mean) + F.mse_loss(variance, layer.running_var))  # type: ignore[arg-type]
 
     layers = [
         m
@@ -95,7 +95,7 @@ def batchnorm_loss(model: nn.Module) -> Iterator[list[Tensor]]:
     ]
     handles = [layer.register_forward_pre_hook(record) for layer in layers]
     try:
-        yield found
+        yield distances
     finally:
         for handle in handles:
             handle.remove()
@@ -117,24 +117,23 @@ def train_generator(
 ) -> float:
     """Train a generator against the plain mean of the teachers' probabilities; it ends in eval mode.
 
-    Each teacher is loaded into the one model, in eval mode, so that one is in memory at a time: the gradient of
-    the ensemble's loss goes back through each teacher in turn. Teachers' running statistics and weights are
-    untouched.
+    Each teacher in turn is loaded into the one model, in eval mode, and the gradient of the ensemble's loss is
+    propagated through it, so that only one is in memory. Teachers' running statistics and weights do not change.
 
     Parameters
     ----------
     generator : ConditionalGenerator
         On the device.
     model : nn.Module
-        Logits ``[B, C]``; left in eval mode, with some teacher's weights.
+        Logits ``[B, C]``; left in eval mode, with the weights of one of the teachers.
     teachers : sequence of mapping
-        Named arrays. One with outputs, statistics or a gradient that are not finite has no part in the step.
+        Named arrays. A teacher whose outputs, statistics or gradient are not finite is left out of the step.
     steps, batch_size : int
-        Classes take turns: they are equally frequent, up to one, in each batch and over all of them.
+        Classes take turns: their frequencies differ by at most one, in each batch and over all batches.
     learning_rate : float
         Of a fresh Adam.
     balance_weight, diversity_weight, batchnorm_weight : float
-        At least 0; the confidence's weight is 1.
+        At least 0; the confidence loss has weight 1.
     draw : torch.Generator
         Of the noise, on the CPU.
     device : torch.device
@@ -171,7 +170,7 @@ def train_generator(
                 f"the generator's loss is {value}: try a smaller generator-learning-rate"
             )
         optimizer.zero_grad(set_to_none=True)
-        # Its gradient in x is that of the ensemble's loss.
+        # The gradient of this product with respect to x is that of the ensemble's loss.
         ((x * gradient).sum() + of_samples).backward()
         optimizer.step()
     generator.eval()
@@ -188,7 +187,7 @@ def _through_ensemble(
     balance_weight: float,
     batchnorm_weight: float,
 ) -> tuple[float, Tensor]:
-    """Return the loss of the teachers' mean prediction, and its gradient in the samples ``[B, ...]``."""
+    """Return the loss of the teachers' mean prediction, and its gradient for the samples ``[B, ...]``."""
     usable, total = [], torch.zeros((), device=x.device)
     with torch.no_grad():
         for teacher in teachers:
@@ -223,7 +222,7 @@ def _through_ensemble(
 def synthesise(
     generator: ConditionalGenerator, count: int, *, draw: torch.Generator, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Return samples ``[N, ...]`` and their classes ``[N]``, on the CPU; classes are equally frequent, up to one.
+    """Return samples ``[N, ...]`` and their classes ``[N]``, on the CPU; class frequencies differ by at most one.
 
     The generator is in eval mode.
 

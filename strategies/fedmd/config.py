@@ -13,7 +13,7 @@ class FedMDConfig(PublicKnowledgeConfig):
 
     warmup_epochs: int = hyper(
         0,
-        "passes over the public data with its labels before a client's first training; FedMD's transfer learning",
+        "passes over the labelled public data before a client's first training; FedMD's transfer learning",
         ge=0,
     )
 

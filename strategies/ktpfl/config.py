@@ -20,8 +20,8 @@ class CoefficientConfig(MethodConfig):
     rho: float = hyper(0.6, "ρ, weight of the pull of all coefficients towards 1/N", ge=0)
     normalize: str = hyper(
         "simplex",
-        "what each row goes through after a step: the projection onto the simplex, the softmax of 5 times the row, "
-        "or nothing",
+        "normalisation of each row after a step: projection onto the simplex, the softmax of 5 times the row, "
+        "or none",
         choices=NORMALIZATIONS,
     )
 
@@ -40,13 +40,11 @@ class KTpFLConfig(PublicKnowledgeConfig, CoefficientConfig):
 
     coefficients: str = hyper(
         "learned",
-        "where the matrix comes from: gradient descent, or the cosine similarity of the round's predictions, of "
-        "all clients or of the top-k",
+        "how the matrix is computed: by gradient descent, or from the cosine similarity of predictions, with "
+        "all clients or the top-k",
         choices=COEFFICIENTS,
     )
-    top_k: int = hyper(
-        5, "K, how many of the most similar clients count, itself included, of coefficients=top-k", ge=1
-    )
+    top_k: int = hyper(5, "K, number of most similar clients, itself included, with coefficients=top-k", ge=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -71,7 +69,7 @@ class KTpFLWeightsConfig(CoefficientConfig):
     distill_weight: float = hyper(1.0, "λ, weight of the distance from the personal global model", ge=0)
     reduction: str = hyper(
         "sum",
-        "whether the squared distance is summed over a model's weights, or their mean",
+        "whether the squared distance is the sum over a model's weights or their mean",
         choices=REDUCTIONS,
     )
     coefficient_learning_rate: float = hyper(0.005, "η₃, learning rate of the coefficient matrix", ge=0)

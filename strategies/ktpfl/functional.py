@@ -1,4 +1,4 @@
-r"""KT-pFL's maths: the knowledge coefficient matrix, what it makes of predictions or models, and how it learns.
+r"""KT-pFL's maths: the knowledge coefficient matrix, its mixtures of predictions or models, and its updates.
 
 One convention: row n of the matrix holds client n's weights over all clients m, so that client n's target is
 :math:`\sum_m c_{nm} s_m`. The paper writes :math:`c_{mn}` in equation 2 and row :math:`c_m` in equation 6.
@@ -42,7 +42,7 @@ __all__ = [
 
 NDArray = npt.NDArray[Any]
 FLOOR = 1e-7
-"""What a probability counts as in a logarithm where it is smaller."""
+"""Lower bound of probabilities in logarithms."""
 
 _NO_MASS = 1e-12
 _SOFTMAX_SCALE = 5.0
@@ -75,14 +75,14 @@ def personal_targets(coefficients: Tensor, predictions: Tensor) -> Tensor:
 
 
 def as_distributions(targets: Tensor) -> Tensor:
-    """Return targets ``[..., C]`` without negative numbers, each row divided by its sum; uniform where that is 0.
+    """Return targets ``[..., C]`` clipped at 0, each row divided by its sum; a row of sum 0 becomes uniform.
 
     For a matrix whose rows are not on the simplex.
     """
-    kept = targets.clamp_min(0)
-    sums = kept.sum(dim=-1, keepdim=True)
-    uniform = torch.full_like(kept, 1 / kept.shape[-1])
-    return torch.where(sums > FLOOR, kept / sums.clamp_min(FLOOR), uniform)
+    clipped = targets.clamp_min(0)
+    sums = clipped.sum(dim=-1, keepdim=True)
+    uniform = torch.full_like(clipped, 1 / clipped.shape[-1])
+    return torch.where(sums > FLOOR, clipped / sums.clamp_min(FLOOR), uniform)
 
 
 def knowledge_loss(
@@ -94,7 +94,7 @@ def knowledge_loss(
     rho: float = 0.0,
     reduction: str = "sum",
 ) -> Tensor:
-    r"""Return what equation 7 descends in the matrix, the predictions fixed.
+    r"""Return the objective of equation 7, a function of the matrix with fixed predictions.
 
     :math:`\lambda \sum_n \frac{D_n}{D} KL(\sum_m c_{nm} s_m \,\|\, s_n) + \rho \|c - 1/N\|^2`, the divergence
     summed over the public samples, as equation 2 prints it, or their mean.
@@ -113,7 +113,7 @@ def knowledge_loss(
     Returns
     -------
     Tensor
-        A scalar. 0 · log 0 counts as 0, a probability below :data:`FLOOR` as that in a logarithm.
+        A scalar. 0 · log 0 counts as 0; in a logarithm, a probability below :data:`FLOOR` counts as that.
 
     Raises
     ------
@@ -136,18 +136,18 @@ def coefficient_gradient(
     reduction: str = "sum",
     targets: Tensor | None = None,
 ) -> Tensor:
-    r"""Return the gradient of :func:`knowledge_loss` in the matrix, ``[N, N]`` (equation 7).
+    r"""Return the gradient of :func:`knowledge_loss` with respect to the matrix, ``[N, N]`` (equation 7).
 
     In closed form, with :math:`t_n` the targets:
     :math:`\lambda \frac{D_n}{D} \sum_{\hat x, k} s_{mk} (\log t_{nk} - \log s_{nk} + 1) + 2 \rho (c_{nm} - 1/N)`.
-    One matrix product per block of samples, in the predictions' dtype; the blocks are added in float64.
+    There is one matrix product per block of samples, in the predictions' dtype; blocks are summed in float64.
 
     Parameters
     ----------
     coefficients, predictions, shares, weight, rho, reduction
         See :func:`knowledge_loss`.
     targets : Tensor, optional
-        :func:`personal_targets` of the same, where they are known.
+        The result of :func:`personal_targets`, if it has been computed already.
 
     Raises
     ------
@@ -156,10 +156,10 @@ def coefficient_gradient(
     """
     weights = coefficients.double()
     targets = personal_targets(coefficients, predictions) if targets is None else targets
-    # The 1 of each summand, apart: it is far larger than what differs between clients.
+    # The 1 of each summand is summed separately: it is far larger than the differences between clients.
     total = predictions.sum(dim=(1, 2), dtype=torch.float64).expand_as(weights).clone()
-    for made, block in zip(_blocks(targets), _blocks(predictions), strict=True):
-        total += made.clamp_min(FLOOR).div_(block.clamp_min(FLOOR)).log_() @ block.T
+    for target, block in zip(_blocks(targets), _blocks(predictions), strict=True):
+        total += target.clamp_min(FLOOR).div_(block.clamp_min(FLOOR)).log_() @ block.T
     total *= weight * shares.double()[:, None] / _divisor(predictions, reduction)
     return (total + 2 * rho * (weights - 1 / len(weights))).to(coefficients.dtype)
 
@@ -174,20 +174,20 @@ def project_simplex(rows: Tensor) -> Tensor:
     >>> project_simplex(torch.tensor([[0.5, 0.5], [2.0, 0.0], [0.6, 0.2]])).tolist()[:2]
     [[0.5, 0.5], [1.0, 0.0]]
     """
-    # A shift of a row changes nothing in the result; without it a large one costs all digits.
+    # A shift of a row does not change its projection, and keeps the digits of a row with a large offset.
     rows = rows - rows.amax(dim=-1, keepdim=True)
-    falling = rows.sort(dim=-1, descending=True).values
+    descending = rows.sort(dim=-1, descending=True).values
     counts = torch.arange(1, rows.shape[-1] + 1, dtype=rows.dtype, device=rows.device)
-    thresholds = (falling.cumsum(dim=-1) - 1) / counts
-    size = (falling > thresholds).sum(dim=-1, keepdim=True)
-    found = (rows - thresholds.gather(-1, size - 1)).clamp_min(0)
-    return found / found.sum(dim=-1, keepdim=True)
+    thresholds = (descending.cumsum(dim=-1) - 1) / counts
+    size = (descending > thresholds).sum(dim=-1, keepdim=True)
+    projected = (rows - thresholds.gather(-1, size - 1)).clamp_min(0)
+    return projected / projected.sum(dim=-1, keepdim=True)
 
 
 def normalize_rows(rows: Tensor, how: str) -> Tensor:
-    """Bring rows ``[..., N]`` back to distributions.
+    """Return rows ``[..., N]`` as distributions.
 
-    ``"simplex"`` projects them, ``"softmax"`` is the softmax of 5 times the row, ``"none"`` leaves them.
+    ``"simplex"`` projects them, ``"softmax"`` is the softmax of 5 times the row, ``"none"`` returns them unchanged.
 
     Raises
     ------
@@ -206,19 +206,19 @@ def normalize_rows(rows: Tensor, how: str) -> Tensor:
 def step(weights: Tensor, gradient: Tensor, learning_rate: float, how: str) -> Tensor:
     """Return the matrix after one step of gradient descent and :func:`normalize_rows`, ``[N, N]``.
 
-    A row whose gradient is not finite stays as it was.
+    A row whose gradient is not finite does not change.
     """
     moved = weights - learning_rate * gradient
     usable = torch.isfinite(moved).all(dim=1)[:, None]
-    # Before, too: one row that is not finite would stop the projection of all.
+    # Replace unusable rows before the projection as well, where one of them would affect all.
     return torch.where(usable, normalize_rows(torch.where(usable, moved, weights), how), weights)
 
 
 def extend(coefficients: Tensor, count: int) -> Tensor:
     """Return the matrix with ``count`` more clients at its end, ``[N + count, N + count]``.
 
-    A new row is uniform. In an old row each new client gets the share 1/(N + count), at the cost of the others
-    in equal parts: its sum stays, and a uniform matrix stays uniform.
+    A new row is uniform. In an old row each new client gets the share 1/(N + count), and the other weights are
+    scaled down: the row keeps its sum, and a uniform matrix stays uniform.
 
     >>> extend(torch.tensor([[1.0]]), 1).tolist()
     [[0.5, 0.5], [0.5, 0.5]]
@@ -233,10 +233,10 @@ def extend(coefficients: Tensor, count: int) -> Tensor:
 
 
 def of_participants(coefficients: Tensor, rows: Tensor) -> Tensor:
-    """Return the participants' block of the matrix, each row renormalised over who is there, ``[P, P]``.
+    """Return the participants' block of the matrix, each row renormalised over the participants, ``[P, P]``.
 
-    A row has the sum of its whole row then: 1, unless rows are not normalised. One without weight on those who
-    are there is uniform.
+    A row has the sum of its whole row: 1, unless rows are not normalised. A row without weight on participants is
+    uniform.
 
     Parameters
     ----------
@@ -253,8 +253,8 @@ def of_participants(coefficients: Tensor, rows: Tensor) -> Tensor:
 def with_participants(coefficients: Tensor, rows: Tensor, weights: Tensor) -> Tensor:
     """Return the matrix ``[N, N]`` with new weights ``[P, P]`` in place of :func:`of_participants`.
 
-    Each row keeps its mass on those who are there, and so its sum. Rows of absent clients, what the others' rows
-    give to these, and rows that had no mass on those who are there, stay.
+    Each row keeps its mass on the participants, and so its sum. Rows of absent clients, the weights of other rows
+    on them, and rows that had no mass on participants do not change.
     """
     block, kept, usable = _block(coefficients, rows)
     out = coefficients.clone()
@@ -271,10 +271,10 @@ def cosine_coefficients(predictions: Tensor, k: int | None = None) -> Tensor:
     Parameters
     ----------
     predictions : Tensor
-        ``[N, K, C]``. A client's are flattened. Where all are 0 it is like itself only; a negative similarity
-        counts as 0.
+        ``[N, K, C]``. A client's predictions are flattened. A client whose predictions are all 0 is similar only to
+        itself; a negative similarity counts as 0.
     k : int, optional
-        At least 1; all clients if None or more than there are.
+        At least 1; all clients if None or more than N.
 
     Raises
     ------
@@ -295,20 +295,21 @@ def cosine_coefficients(predictions: Tensor, k: int | None = None) -> Tensor:
         products += flat @ flat.T
     norms = products.diagonal().sqrt()
     scales = torch.where(norms > 0, norms, torch.ones_like(norms))
-    found = (products / scales[:, None] / scales).clamp(0, 1)
-    found.fill_diagonal_(1)
-    if k is not None and k < len(found):
-        # A stable sort, so that ties go by position; the client itself comes first, whoever equals it.
-        ranked = found.clone().fill_diagonal_(2).argsort(dim=1, descending=True, stable=True)
-        chosen = torch.zeros_like(found, dtype=torch.bool).scatter_(1, ranked[:, :k], True)
-        found = found * chosen
-    return (found / found.sum(dim=1, keepdim=True)).to(predictions.dtype)
+    similarity = (products / scales[:, None] / scales).clamp(0, 1)
+    similarity.fill_diagonal_(1)
+    if k is not None and k < len(similarity):
+        # The sort is stable, so ties are resolved by position; the client itself is first in any case.
+        ranked = similarity.clone().fill_diagonal_(2).argsort(dim=1, descending=True, stable=True)
+        chosen = torch.zeros_like(similarity, dtype=torch.bool).scatter_(1, ranked[:, :k], True)
+        similarity = similarity * chosen
+    return (similarity / similarity.sum(dim=1, keepdim=True)).to(predictions.dtype)
 
 
 def gram(models: Sequence[Sequence[NDArray]]) -> Tensor:
     """Return the inner products of models, ``[N, N]``, float64.
 
-    Over all arrays of floats; counters have no part. All that equation 11's gradient needs of the models.
+    They are summed over all float arrays, without counters. The gradient of equation 11 needs nothing else of the
+    models.
     """
     total = np.zeros((len(models), len(models)))
     for column in zip(*models, strict=True):
@@ -327,9 +328,9 @@ def distance_gradient(
     rho: float = 0.0,
     scale: float = 1.0,
 ) -> Tensor:
-    r"""Return the gradient in the matrix, ``[N, N]``, with models instead of predictions (equation 11).
+    r"""Return the gradient of equation 11, which has models for predictions, in the matrix, ``[N, N]``.
 
-    Of :math:`\lambda \sum_n \frac{D_n}{D} a \|\sum_m c_{nm} w^m - w^n\|^2 + \rho \|c - 1/N\|^2`.
+    The objective is :math:`\lambda \sum_n \frac{D_n}{D} a \|\sum_m c_{nm} w^m - w^n\|^2 + \rho \|c - 1/N\|^2`.
 
     Parameters
     ----------
@@ -367,8 +368,7 @@ def distance_scale(model: Sequence[NDArray], reduction: str) -> float:
 def personal_models(coefficients: Tensor, models: Sequence[Sequence[NDArray]]) -> list[list[NDArray]]:
     r"""Return each client's personal global model, :math:`\sum_m c_{nm} w^m` (equation 10).
 
-    Arrays keep dtype and shape; what is beyond the dtype's range becomes its largest number. Counters are the
-    client's own.
+    Arrays keep dtype and shape; values beyond the dtype's range are clipped to it. Counters are the client's own.
     """
     weights = coefficients.double().numpy()
     out: list[list[NDArray]] = [[] for _ in models]
@@ -401,21 +401,21 @@ def transferred(
     Parameters
     ----------
     own, target : sequence of ndarray
-        The client's model and its personal global model; counters stay the client's own.
+        The client's model and its personal global model; counters are the client's own.
     learning_rate, steps, scale
-        η₂, R, a. Where 2 · η₂ · a is above 1 a step goes beyond the target.
+        η₂, R, a. If 2 · η₂ · a is above 1, a step overshoots the target.
     """
-    left = (1 - 2 * learning_rate * scale) ** steps
+    shrink = (1 - 2 * learning_rate * scale) ** steps
     return [
         mine
         if mine.dtype.kind != "f"
-        else np.asarray(to.astype(np.float64) + left * (mine.astype(np.float64) - to), dtype=mine.dtype)
+        else np.asarray(to.astype(np.float64) + shrink * (mine.astype(np.float64) - to), dtype=mine.dtype)
         for mine, to in zip(own, target, strict=True)
     ]
 
 
 def _blocks(predictions: Tensor) -> Iterator[Tensor]:
-    """Yield some samples of all clients at a time, ``[N, k · C]``: a thousand clients' are 120 MB."""
+    """Yield blocks of samples of all clients, ``[N, k · C]``: those of 1,000 clients would need 120 MB at once."""
     clients, samples, classes = predictions.shape
     size = max(1, _BLOCK_NUMBERS // max(clients * classes, 1))
     for start in range(0, samples, size):
@@ -423,7 +423,7 @@ def _blocks(predictions: Tensor) -> Iterator[Tensor]:
 
 
 def _block(coefficients: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the participants' block, the share of each whole row that it holds, and where that can be used."""
+    """Return the participants' block, its share of each whole row, and which rows have a usable one."""
     block = coefficients[rows[:, None], rows]
     mass, whole = block.sum(dim=1), coefficients[rows].sum(dim=1)
     usable = (mass > _NO_MASS) & (whole > _NO_MASS)

@@ -237,14 +237,14 @@ class KTpFLWeights(KDStrategy[KTpFLWeightsConfig]):
     def begin(self, nodes: list[Node]) -> None:
         """Fix the architecture, and note the clients, which are added to the matrix with the first replies."""
         super().begin(nodes)
-        mine = self._expected(nodes[0])
+        expected = self._expected(nodes[0])
         common = self.template if self.template.names else self.common(lambda node: node.template, nodes[0])
-        if not mine.difference(common):
+        if not expected.difference(common):
             # A checkpoint has its arrays in another order, which would change the rounding of sums over them.
-            order = [mine.names.index(name) for name in common.names] if self.models else []
+            order = [expected.names.index(name) for name in common.names] if self.models else []
             self.models = {key: [model[i] for i in order] for key, model in self.models.items()}
-            mine = common
-        self.architecture, self._holders = mine, {}
+            expected = common
+        self.architecture, self._holders = expected, {}
         self.matrix.expect(nodes)
 
     def template_of(self, node: Node) -> ArrayTemplate:

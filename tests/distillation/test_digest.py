@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import torch
-from public_rounds import Rows, X, Y, digest
+from items import Items
+from public_rounds import X, Y, digest
 from torch.utils.data import DataLoader, TensorDataset
 
 from flwr_kd.data import ArrayDataset
@@ -17,9 +18,9 @@ class TestDigest:
         others = {
             "labels": TensorDataset(X, Y.flip(0)),
             "no labels": TensorDataset(X),
-            "items": Rows([(x, 0) for x in X]),
-            "inputs alone": Rows(list(X)),
-            "dicts": Rows([{"image": x, "label": "cat"} for x in X]),
+            "items": Items([(x, 0) for x in X]),
+            "inputs alone": Items(list(X)),
+            "dicts": Items([{"image": x, "label": "cat"} for x in X]),
             "loader": DataLoader(TensorDataset(X, Y), batch_size=3, shuffle=True, drop_last=True),
             "array": ArrayDataset(X, Y),
             "strides": TensorDataset(X.transpose(2, 3).contiguous().transpose(2, 3), Y),

@@ -12,7 +12,6 @@ import torch
 from ensembles import (
     CLASSES,
     ForwardLog,
-    Items,
     close,
     distil,
     draw,
@@ -21,6 +20,7 @@ from ensembles import (
     named,
     net,
 )
+from items import Items
 from torch import Tensor
 from torch.utils.data import (
     DataLoader,

@@ -12,7 +12,6 @@ import torch
 from ensembles import (
     CLASSES,
     FEATURES,
-    Items,
     close,
     configured,
     draw,
@@ -26,6 +25,7 @@ from ensembles import (
     template,
 )
 from flwr.app import ArrayRecord
+from items import Items
 from torch import Tensor, nn
 from torch.utils.data import IterableDataset, TensorDataset
 

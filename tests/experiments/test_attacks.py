@@ -8,7 +8,8 @@ import datasets
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from items import Items
+from torch.utils.data import DataLoader, TensorDataset
 
 from flwr_kd import registry
 from flwr_kd.checks import ConfigError
@@ -78,17 +79,6 @@ def test_wrong_texts(spec: Any, text: str) -> None:
         parse_attack(spec)
 
 
-class Pairs(Dataset[Any]):
-    def __init__(self, items: list[Any]) -> None:
-        self.items = items
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.items[index]
-
-
 def test_all_labels_become_the_target(make_blobs: Any) -> None:
     data = make_blobs(10, 0)
     before = data.y.clone()
@@ -133,7 +123,7 @@ def test_a_permutation_has_no_fixed_point_and_is_the_attackers_own(make_blobs: A
 def test_a_view_keeps_the_labels_form(label: Any, new: Any) -> None:
     x = torch.zeros(3)
     (seen_x, seen), whole = (
-        LabelFlip(2).poison(Pairs([kind(x, label)]), 4, 0)[0] for kind in (tuple2, dict2)
+        LabelFlip(2).poison(Items([kind(x, label)]), 4, 0)[0] for kind in (tuple2, dict2)
     )
     assert seen_x is x
     assert whole["x"] is x
@@ -156,14 +146,14 @@ def test_views_of_other_peoples_data(make_blobs: Any) -> None:
     rows = {"image": blobs.x.tolist(), "label": blobs.y.tolist()}
     hugging = datasets.Dataset.from_dict(rows).with_format("torch")
     expected = LabelFlip(None).mapping(4, seed=1)[blobs.y.numpy()].tolist()
-    for source in (TensorDataset(blobs.x, blobs.y), hugging, Pairs(list(blobs))):
+    for source in (TensorDataset(blobs.x, blobs.y), hugging, Items(list(blobs))):
         view = LabelFlip(None).poison(source, 4, seed=1)
         assert len(view) == 10  # type: ignore[arg-type]
         for each in (view, DataLoader(view, batch_size=3)):
             batches = list(Batches(each, num_classes=4).ordered(4))
             assert torch.cat([y for _, y in batches]).tolist() == expected
             assert torch.allclose(torch.cat([x for x, _ in batches]), blobs.x)
-    named = Pairs([{"x": torch.zeros(2), "kind": 1, "label": 0}])
+    named = Items([{"x": torch.zeros(2), "kind": 1, "label": 0}])
     assert LabelFlip(3).poison(named, 4, 0, label_key="kind")[0]["kind"] == 3
 
 
@@ -178,9 +168,9 @@ def test_labels_that_cannot_be_flipped(make_blobs: Any) -> None:
     with pytest.raises(DatasetError, match="got a DataLoader; give the data set in it"):
         LabelFlip(1).poison(DataLoader(data), 4, 0)  # type: ignore[arg-type]
     with pytest.raises(DatasetError, match="items must be pairs"):
-        LabelFlip(1).poison(Pairs([3]), 4, 0)[0]
+        LabelFlip(1).poison(Items([3]), 4, 0)[0]
     with pytest.raises(DatasetError, match="name label_key"):
-        LabelFlip(1).poison(Pairs([{"x": 1}]), 4, 0)[0]
+        LabelFlip(1).poison(Items([{"x": 1}]), 4, 0)[0]
 
 
 @pytest.mark.parametrize("spec", ["gaussian:1", "sign-flip", "nan", "payload"])

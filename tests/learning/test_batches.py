@@ -9,6 +9,7 @@ import datasets
 import numpy as np
 import pytest
 import torch
+from items import Items
 from torch import Tensor
 from torch.utils.data import (
     BatchSampler,
@@ -23,19 +24,6 @@ from torch.utils.data import (
 
 from flwr_kd.data import ArrayDataset
 from flwr_kd.learning.batches import Batches, DatasetError, into_batches, normalize_labels
-
-
-class Items(Dataset[Any]):
-    """Items of any kind: what a user's own data set gives."""
-
-    def __init__(self, items: list[Any]) -> None:
-        self.items = items
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.items[index]
 
 
 def pairs(size: int) -> Items:

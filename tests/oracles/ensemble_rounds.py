@@ -7,7 +7,6 @@ from collections.abc import Callable
 import numpy as np
 import torch
 from flwr.app import Array, RecordDict
-from hierarchy import Linear
 from torch import Tensor, nn
 
 CLASSES, SHAPE, FEATURES = 3, (1, 2, 4), 8
@@ -23,11 +22,6 @@ def data(index: int, size: int) -> tuple[Tensor, Tensor]:
 
 def reference() -> Tensor:
     return data(1000, REFERENCE)[0]
-
-
-def close(a: Linear, b: Linear, atol: float = 3e-6) -> None:
-    np.testing.assert_allclose(a.W, b.W, rtol=0, atol=atol)
-    np.testing.assert_allclose(a.b, b.b, rtol=0, atol=atol)
 
 
 def descend(model: nn.Module, x: Tensor, targets: Tensor, epochs: int) -> None:

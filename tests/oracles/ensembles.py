@@ -11,7 +11,6 @@ import torch
 from hierarchy import Linear
 from hypothesis import settings
 from torch import Tensor, nn
-from torch.utils.data import Dataset
 
 from flwr_kd.distillation.config import DistillationConfig
 from flwr_kd.distillation.student import Distillation, Distilled, distil_ensemble
@@ -134,17 +133,6 @@ def noisy_logits(x: Tensor, w: Arrays) -> np.ndarray:
 
 def mixed_logits(x: Tensor, linear: list[Linear], noisy: list[Arrays]) -> list[np.ndarray]:
     return [oracle.logits(x.double().numpy(), m) for m in linear] + [noisy_logits(x, w) for w in noisy]
-
-
-class Items(Dataset[Any]):
-    def __init__(self, items: list[Any]) -> None:
-        self.items = items
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.items[index]
 
 
 def template(names: tuple[str, ...] = ("1.weight", "1.bias")) -> ArrayTemplate:

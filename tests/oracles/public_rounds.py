@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,6 @@ import pytest
 import watched
 from flwr.app import Context, RecordDict
 from torch import Tensor
-from torch.utils.data import Dataset
 from watched import Party, party
 
 from flwr_kd.distillation.samples import digest_of
@@ -61,19 +59,6 @@ def distributions(seed: int, rows: int, classes: int, temperature: float) -> np.
     z = np.random.default_rng(seed).normal(scale=4.0, size=(rows, classes)) / temperature
     e = np.exp(z - z.max(axis=1, keepdims=True))
     return np.asarray(e / e.sum(axis=1, keepdims=True))
-
-
-class Rows(Dataset[Any]):
-    """Items one by one, as a user's own data set gives them."""
-
-    def __init__(self, items: Sequence[Any]) -> None:
-        self.items = items
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.items[index]
 
 
 def lone_context(partition: int = 0) -> Context:

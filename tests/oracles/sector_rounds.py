@@ -9,10 +9,12 @@ from typing import Any
 import hierarchy as oracle
 import numpy as np
 import torch
+from ensemble_rounds import CLASSES, FEATURES, N_G, N_L, RATE, REFERENCE, data, reference
+from ensembles import close
 from flwr.app import ArrayRecord, Context
 from flwr.clientapp import ClientApp
 from hierarchy import Linear, Samples
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import TensorDataset
 
 from flwr_kd.client.task import Answer, Task
@@ -25,22 +27,9 @@ from flwr_kd.strategies.fedhead import (
 )
 from flwr_kd.transport.inline_grid import InlineGrid
 
-CLASSES, SHAPE = 3, (1, 2, 4)
-FEATURES = 8
 SIZES = (5, 9, 14, 7, 11, 4)
 SECTORS = ("east", "west", "east", "south", "east", "west")
-RATE, N_L, N_S, N_G = 0.3, 3, 4, 5
-REFERENCE = 17
-
-
-def data(index: int, size: int) -> tuple[Tensor, Tensor]:
-    draw = torch.Generator().manual_seed(index)
-    y = torch.randint(CLASSES, (size,), generator=draw)
-    return torch.randn(size, *SHAPE, generator=draw) + y[:, None, None, None], y
-
-
-def reference() -> Tensor:
-    return data(1000, REFERENCE)[0]
+N_S = 4
 
 
 def oracle_data(sizes: Sequence[int] = SIZES) -> dict[int, Samples]:
@@ -57,11 +46,6 @@ def net(classes: int = CLASSES, hidden: int = 0) -> nn.Sequential:
 def linear(arrays: ArrayRecord | Mapping[str, Any]) -> Linear:
     values = {name: value.numpy() for name, value in arrays.items()}
     return oracle.linear(values["1.weight"], values["1.bias"])
-
-
-def close(a: Linear, b: Linear, atol: float = 3e-6) -> None:
-    np.testing.assert_allclose(a.W, b.W, rtol=0, atol=atol)
-    np.testing.assert_allclose(a.b, b.b, rtol=0, atol=atol)
 
 
 @dataclass

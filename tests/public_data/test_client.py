@@ -12,9 +12,9 @@ import torch
 import transfer
 import watched
 from flwr.app import Context, RecordDict
+from items import Items
 from public_rounds import (
     Own,
-    Rows,
     Turned,
     X,
     Y,
@@ -86,7 +86,7 @@ class TestDigestIsMadeOnce:
     def test_the_set_is_not_read_for_it_again(self) -> None:
         reads: Counter[int] = Counter()
 
-        class Counting(Rows):
+        class Counting(Items):
             def __getitem__(self, index: int) -> Any:
                 reads[index] += 1
                 return super().__getitem__(index)
@@ -459,13 +459,13 @@ class TestForms:
     @pytest.mark.parametrize("kind", ["items", "inputs", "tensors", "array", "loader", "dicts", "named"])
     def test_they_give_the_same_numbers(self, kind: str) -> None:
         source: Any = {
-            "items": Rows([(x, "cat") for x in X]),
-            "inputs": Rows(list(X)),
+            "items": Items([(x, "cat") for x in X]),
+            "inputs": Items(list(X)),
             "tensors": TensorDataset(X),
             "array": ArrayDataset(X, Y),
             "loader": DataLoader(TensorDataset(X, Y), batch_size=4, shuffle=True),
-            "dicts": Rows([{"image": x, "label": 7} for x in X]),
-            "named": Rows([{"picture": x, "id": i} for i, x in enumerate(X)]),
+            "dicts": Items([{"image": x, "label": 7} for x in X]),
+            "named": Items([{"picture": x, "id": i} for i, x in enumerate(X)]),
         }[kind]
         plain, run = bare(), bare(public=lambda _: source)
         if kind == "named":
@@ -477,20 +477,20 @@ class TestForms:
 
     def test_they_are_the_same_set(self) -> None:
         sources = [
-            Rows([{"image": x} for x in X]),
+            Items([{"image": x} for x in X]),
             DataLoader(TensorDataset(X), batch_size=5),
-            Rows(list(X)),
+            Items(list(X)),
             None,
         ]
         run = bare(public=lambda n: sources[n] or TensorDataset(X, Y))
         assert participants(run.start(1, kind=Turned)) == [(4, 0)]
 
     def test_the_key_is_that_of_the_training_data(self) -> None:
-        run = bare(public=lambda _: Rows([{"a": x, "b": x * 0} for x in X]))
+        run = bare(public=lambda _: Items([{"a": x, "b": x * 0} for x in X]))
         for sets in (run.train, run.test):
             for n, each in enumerate(sets):
                 x, y = each.tensors
-                sets[n] = Rows([{"a": x[i], "b": x[i] * 0, "label": int(y[i])} for i in range(len(y))])
+                sets[n] = Items([{"a": x[i], "b": x[i] * 0, "label": int(y[i])} for i in range(len(y))])
         run.client_options = {"input_key": "a"}
         plain = bare()
         plain.start(1, kind=Turned)
@@ -498,11 +498,11 @@ class TestForms:
         assert same_models(run.grid, plain.grid)
 
     def test_a_key_of_its_own(self) -> None:
-        run = bare(public=lambda _: Rows([{"a": x * 0, "picture": x} for x in X]))
+        run = bare(public=lambda _: Items([{"a": x * 0, "picture": x} for x in X]))
         for sets in (run.train, run.test):
             for n, each in enumerate(sets):
                 x, y = each.tensors
-                sets[n] = Rows([{"a": x[i], "picture": x[i] * 0, "label": int(y[i])} for i in range(len(y))])
+                sets[n] = Items([{"a": x[i], "picture": x[i] * 0, "label": int(y[i])} for i in range(len(y))])
         run.client_options = {"input_key": "a", "public_input_key": "picture"}
         plain = bare()
         plain.start(1, kind=Turned)

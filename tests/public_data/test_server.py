@@ -12,9 +12,9 @@ import torch
 import transfer
 import watched
 from flwr.app import ArrayRecord, RecordDict
+from items import Items
 from public_rounds import (
     Own,
-    Rows,
     Turned,
     X,
     Y,
@@ -199,8 +199,8 @@ class TestPublicSet:
             ),
             (lambda: iter(X), r"map-style data set with __len__ and __getitem__ is expected"),
             (lambda: Endless(), r"map-style data set .*got Endless"),
-            (lambda: Rows([{"a": x, "b": x} for x in X]), r"which key to use is not clear: name input_key"),
-            (lambda: Rows([x.numpy().tolist() for x in X]), r"inputs must be tensors|items must be"),
+            (lambda: Items([{"a": x, "b": x} for x in X]), r"which key to use is not clear: name input_key"),
+            (lambda: Items([x.numpy().tolist() for x in X]), r"inputs must be tensors|items must be"),
         ],
     )
     def test_what_is_no_public_set(self, make: Callable[[], Any], text: str) -> None:
@@ -210,7 +210,7 @@ class TestPublicSet:
     @pytest.mark.parametrize(
         ("make", "text"),
         [
-            (lambda: Rows([torch.zeros(i + 1) for i in range(5)]), r"does not go into batches"),
+            (lambda: Items([torch.zeros(i + 1) for i in range(5)]), r"does not go into batches"),
             (lambda: TensorDataset(torch.tensor([[0.0], [np.nan]])), r"not finite"),
             (
                 lambda: DataLoader(TensorDataset(X), collate_fn=lambda rows: (X[:1], 0)),
@@ -533,11 +533,11 @@ class TestServerData:
         items = [{"picture": x, "name": "cat", "number": 3} for x in X]
         run, plain = (bare(public_at="server") for _ in range(2))
         run.public = plain.public = None
-        run.start(1, kind=Turned, public_set=Rows(items), input_key="picture")
+        run.start(1, kind=Turned, public_set=Items(items), input_key="picture")
         plain.start(1, kind=Turned, public_set=TensorDataset(X))
         assert same_models(run.grid, plain.grid)
         with pytest.raises(DatasetError, match=r"input_key 'photo' is not among the item's keys"):
-            Own(public_set=Rows(items), input_key="photo")
+            Own(public_set=Items(items), input_key="photo")
 
     def test_samples_that_fit_only_without_targets_are_refused_before_training(self) -> None:
         run = bare(public_at="server")

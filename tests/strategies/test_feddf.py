@@ -10,19 +10,8 @@ import hierarchy as oracle
 import numpy as np
 import pytest
 import torch
-from ensemble_rounds import (
-    CLASSES,
-    FEATURES,
-    N_G,
-    N_L,
-    RATE,
-    REFERENCE,
-    close,
-    data,
-    descend,
-    full,
-    reference,
-)
+from ensemble_rounds import CLASSES, FEATURES, N_G, N_L, RATE, REFERENCE, data, descend, full, reference
+from ensembles import close
 from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
 from flwr.clientapp import ClientApp
 from hierarchy import Linear, Samples

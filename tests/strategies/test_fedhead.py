@@ -10,25 +10,11 @@ import hierarchy as oracle
 import numpy as np
 import pytest
 import torch
+from ensemble_rounds import CLASSES, N_G, N_L, RATE, REFERENCE, SHAPE, data, reference
+from ensembles import close
 from flwr.app import ArrayRecord, Context, RecordDict
 from hierarchy import Linear
-from sector_rounds import (
-    CLASSES,
-    N_G,
-    N_L,
-    N_S,
-    RATE,
-    REFERENCE,
-    SHAPE,
-    SIZES,
-    Run,
-    close,
-    data,
-    linear,
-    net,
-    oracle_data,
-    reference,
-)
+from sector_rounds import N_S, SIZES, Run, linear, net, oracle_data
 from torch import Tensor
 from torch.utils.data import TensorDataset
 

@@ -13,8 +13,10 @@ import hierarchy as oracle
 import numpy as np
 import pytest
 import torch
+from ensemble_rounds import reference
+from ensembles import close
 from flwr.app import Array, Message, RecordDict
-from sector_rounds import SECTORS, SIZES, Call, Run, close, net, reference
+from sector_rounds import SECTORS, SIZES, Call, Run, net
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 

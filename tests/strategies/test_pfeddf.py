@@ -10,20 +10,8 @@ import hierarchy as oracle
 import numpy as np
 import pytest
 import torch
-from ensemble_rounds import (
-    CLASSES,
-    FEATURES,
-    N_G,
-    N_L,
-    RATE,
-    close,
-    data,
-    descend,
-    double,
-    full,
-    p_net,
-    reference,
-)
+from ensemble_rounds import CLASSES, FEATURES, N_G, N_L, RATE, data, descend, double, full, p_net, reference
+from ensembles import close
 from flwr.app import Array, ArrayRecord, Context, RecordDict
 from flwr.clientapp import ClientApp
 from torch import Tensor, nn
