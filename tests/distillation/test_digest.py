@@ -33,14 +33,14 @@ class TestDigest:
         moved[7, 0, 1, 2] = torch.nextafter(moved[7, 0, 1, 2], torch.tensor(9.0))
         swapped = X.clone()
         swapped[[3, 4]] = X[[4, 3]]
-        found = [
+        actual = [
             digest(TensorDataset(x))
             for x in (
                 X, moved, swapped, X.flip(0), X[:-1], torch.cat([X, X[:1]]), X.double(), X.half(), -X,
                 X.reshape(-1, 1, 4, 2), X.reshape(-1, 8), X.reshape(-1, 1, 1, 4), X.view(torch.int32), X[:0],
             )
         ]  # fmt: skip
-        assert len(set(found)) == len(found)
+        assert len(set(actual)) == len(actual)
 
     def test_more_samples_than_a_batch(self) -> None:
         x = torch.arange(1000.0)[:, None]

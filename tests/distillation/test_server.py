@@ -134,7 +134,7 @@ class TestServer:
         assert not all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
 
     @pytest.mark.parametrize("teachers", [[3e38, 3e38], [0.0, 3e38]])
-    def test_teachers_beyond_all_numbers(self, teachers: list[float], flower_log: list[str]) -> None:
+    def test_teachers_without_finite_outputs(self, teachers: list[float], flower_log: list[str]) -> None:
         x = 10 * inputs(9).abs()
         distiller = ServerDistiller(net(), TensorDataset(x), device="cpu")
         models = [listed(draw(k)) for k in range(2)]
@@ -160,7 +160,7 @@ class TestServer:
         else:
             rows = x.double().numpy()
             targets = oracle.ensemble(rows, [draw(0)], [1], "probabilities")
-            # It has no part in the student, either.
+            # It is left out of the student as well.
             close(oracle.linear(*arrays), oracle.descend(draw(0), rows, targets, 0.01, 2), atol=1e-5)
             assert any("round 4: the model of node 9 has outputs that are not" in line for line in flower_log)
 
@@ -185,7 +185,7 @@ class TestServer:
     def test_the_mean_of_all_comes_back_where_a_teacher_is_bad_and_the_student_explodes(
         self, flower_log: list[str]
     ) -> None:
-        """Nobody is said to be left out of what was not done."""
+        """No warning says that a model is left out of a distillation that did not happen."""
         distiller = ServerDistiller(net(), TensorDataset(1e3 * inputs(9).abs()), device="cpu")
         models = [listed(draw(k)) for k in range(3)]
         models[1][0][:] = np.float32(3e38)

@@ -257,7 +257,7 @@ class TestDistillation:
         np.testing.assert_array_equal(one.W, again.W)
         assert np.abs(one.W - other.W).max() > 1e-5
 
-    def test_a_teacher_without_finite_outputs_is_told(self) -> None:
+    def test_a_teacher_without_finite_outputs_is_reported(self) -> None:
         x, models = inputs(15), [draw(k) for k in range(3)]
         teachers = [named(m) for m in models]
         teachers[1]["1.bias"][0] = np.inf
@@ -268,7 +268,7 @@ class TestDistillation:
         targets = oracle.ensemble(rows, [models[0], models[2]], [1, 2], "probabilities")
         close(linear_of(model), oracle.descend(draw(9), rows, targets, 0.5, 4))
 
-    def test_beyond_all_numbers(self) -> None:
+    def test_losses_and_weights_that_are_not_finite(self) -> None:
         student = named(draw(9))
         student["1.weight"][:] = np.float32(3e38)
         with pytest.raises(FloatingPointError, match="loss is"):
@@ -412,7 +412,7 @@ class TestEarlyStopping:
         close(weights, path[best if keep == "best" else ended], atol=1e-5)
 
     def test_the_cases_are_different(self) -> None:
-        """So that the test above cannot pass by chance: some stop early, some not, best is not always last."""
+        """The test above is not trivial: only some cases stop early, and the best epoch is not always the last."""
         ends = [
             oracle.early_stopping(losses[1:], 3, start=losses[0])
             for _, _, (_, losses) in (self.run(case, "last", 3) for case in self.CASES)

@@ -171,7 +171,7 @@ class TestTargets:
     @pytest.mark.parametrize("average", AVERAGES)
     @pytest.mark.parametrize("block", [1, 2**28])
     @pytest.mark.parametrize("value", [float("nan"), float("inf"), 3e38])
-    def test_a_teacher_beyond_all_numbers_is_left_out(
+    def test_a_teacher_without_finite_outputs_is_left_out(
         self, value: float, block: int, average: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(teachers_module, "_BLOCK_BYTES", block)
@@ -260,7 +260,7 @@ class TestMixedTargets:
             [[0.5, 0.25], [1e-3]],
             [[0, 0], [3, 1]],
             [[2, 0, 1], [0]],
-            # Nobody has a sample: all are alike, and not the groups.
+            # No client has a sample: all teachers count as equal, not all groups.
             [[0, 0, 0], [0]],
         ],
     )
@@ -286,7 +286,7 @@ class TestMixedTargets:
             ([(), (0, 1)], [[1, 4, 2], [0, 0]]),
         ],
     )
-    def test_who_is_left_out_counts_in_no_sum(
+    def test_teachers_that_are_left_out_count_in_no_sum(
         self, bad: list[tuple[int, ...]], kept: list[list[float]], average: str
     ) -> None:
         x = inputs(11)
@@ -303,7 +303,7 @@ class TestMixedTargets:
         expected = oracle.AVERAGES[average](whole, flat)
         np.testing.assert_allclose(targets.numpy(), expected, rtol=0, atol=1e-5)
 
-    def test_nobody_is_left(self) -> None:
+    def test_all_teachers_are_left_out(self) -> None:
         _, _, groups = self.groups([[1, 1], [1]])
         for group, bias in zip(groups, ("1.bias", "5.bias"), strict=True):
             for arrays in group.arrays:

@@ -353,14 +353,14 @@ class TestPositions:
         ids=["set", "loader"],
     )
     def test_each_sample_comes_with_its_position(self, source: Any) -> None:
-        found = list(batches(source).indexed(3, generator()))
-        for x, y, rows in found:
+        actual = list(batches(source).indexed(3, generator()))
+        for x, y, rows in actual:
             assert x[:, 0].tolist() == rows.tolist()
             assert y.tolist() == [int(row) % 3 for row in rows]
-        assert sorted(row for _, _, rows in found for row in rows.tolist()) == list(range(7))
+        assert sorted(row for _, _, rows in actual for row in rows.tolist()) == list(range(7))
         # the order is that of an epoch without positions
         plain = [x[:, 0].tolist() for x, _ in batches(source).shuffled(3, generator())]
-        assert plain == [rows.tolist() for _, _, rows in found]
+        assert plain == [rows.tolist() for _, _, rows in actual]
 
     def test_a_sampler_of_its_own_hides_them(self) -> None:
         source = batches(DataLoader(pairs(6), batch_size=2, sampler=SubsetRandomSampler([0, 2])))
@@ -396,19 +396,19 @@ class TestRows:
     @any_source
     def test_indexed(self, make: Any) -> None:
         source = batches(make(9))
-        found = list(source.indexed(2, generator(), self.ROWS))
+        actual = list(source.indexed(2, generator(), self.ROWS))
         # a last single sample joins the batch before; the loaders have a batch size of 4 of their own
-        assert [len(rows) for _, _, rows in found] in ([2, 3], [5])
-        for x, y, rows in found:
+        assert [len(rows) for _, _, rows in actual] in ([2, 3], [5])
+        for x, y, rows in actual:
             assert x[:, 0].tolist() == rows.tolist()
             assert y.tolist() == [int(row) % 3 for row in rows]
-        assert sorted(row for _, _, rows in found for row in rows.tolist()) == sorted(self.ROWS.tolist())
+        assert sorted(row for _, _, rows in actual for row in rows.tolist()) == sorted(self.ROWS.tolist())
         assert list(source.indexed(2, generator(), self.ROWS[:0])) == []
 
     def test_the_generator_decides(self) -> None:
         def order(seed: int) -> list[int]:
-            found = batches(pairs(30)).indexed(4, generator(seed), torch.arange(10, 25))
-            return [row for _, _, rows in found for row in rows.tolist()]
+            actual = batches(pairs(30)).indexed(4, generator(seed), torch.arange(10, 25))
+            return [row for _, _, rows in actual for row in rows.tolist()]
 
         assert order(1) == order(1) != order(2)
         assert order(1) != sorted(order(1)) == list(range(10, 25))
@@ -420,9 +420,9 @@ class TestRows:
 
     def test_drop_last(self) -> None:
         source = batches(DataLoader(pairs(9), batch_size=2, drop_last=True))
-        found = [rows.tolist() for _, _, rows in source.indexed(5, generator(), self.ROWS)]
-        assert [len(rows) for rows in found] == [2, 2]
-        assert set(flat(found)) < set(self.ROWS.tolist())
+        actual = [rows.tolist() for _, _, rows in source.indexed(5, generator(), self.ROWS)]
+        assert [len(rows) for rows in actual] == [2, 2]
+        assert set(flat(actual)) < set(self.ROWS.tolist())
 
 
 def bare(size: int) -> Items:

@@ -1,4 +1,4 @@
-"""What the losses promise beyond the cases in the methods' own tests: degenerate input, ranks, gradients."""
+"""Losses and soft targets: against SciPy and the oracle, by hand, gradients, degenerate input."""
 
 from __future__ import annotations
 

@@ -38,13 +38,13 @@ def differences(f: Callable[[Array], float], at: ArrayLike, step: float = 1e-6) 
     [[2.0, 4.0]]
     """
     x = numbers(at)
-    found = np.zeros_like(x)
+    actual = np.zeros_like(x)
     for position in np.ndindex(x.shape):
         ahead, behind = x.copy(), x.copy()
         ahead[position] += step
         behind[position] -= step
-        found[position] = (f(ahead) - f(behind)) / (2 * step)
-    return found
+        actual[position] = (f(ahead) - f(behind)) / (2 * step)
+    return actual
 
 
 # --- appendix A: ensembles of two logistic regressions ---
@@ -78,11 +78,11 @@ def personal_targets(c: ArrayLike, s: ArrayLike) -> Array:
     [[[1.0, 0.0]], [[0.25, 0.75]]]
     """
     c, s = numbers(c), numbers(s)
-    found = np.zeros_like(s)
+    actual = np.zeros_like(s)
     for n in range(len(s)):
         for m in range(len(s)):
-            found[n] += c[n, m] * s[m]
-    return found
+            actual[n] += c[n, m] * s[m]
+    return actual
 
 
 def floored_log(p: float) -> float:
@@ -111,7 +111,7 @@ def kl(t: ArrayLike, s: ArrayLike) -> float:
 
 
 def count(reduction: str, samples: int) -> float:
-    """What the sum over the samples is divided by."""
+    """Return the divisor of the sum over the samples."""
     return {"sum": 1.0, "mean": float(samples)}[reduction]
 
 
@@ -123,7 +123,7 @@ def knowledge_loss(
     rho: float = 0.0,
     reduction: str = "sum",
 ) -> float:
-    """What [7] descends: λ Σ_n D_n/D KL(target_n ‖ s_n) + ρ ‖c - 1/N‖².
+    """Return the objective of [7]: λ Σ_n D_n/D KL(target_n ‖ s_n) + ρ ‖c - 1/N‖².
 
     Two samples, all alike; the targets of both clients are (1, 1)/2:
 
@@ -171,15 +171,15 @@ def coefficient_gradient(
     """
     c, s, p = numbers(c), numbers(s), numbers(shares)
     targets = personal_targets(c, s)
-    found = np.zeros_like(c)
+    actual = np.zeros_like(c)
     for n in range(len(s)):
         slope = np.zeros(s.shape[1:])
         for position in np.ndindex(slope.shape):
             slope[position] = floored_log(targets[n][position]) - floored_log(s[n][position]) + 1
         for m in range(len(s)):
-            found[n, m] = weight * p[n] * (s[m] * slope).sum() / count(reduction, s.shape[1])
-            found[n, m] += 2 * rho * (c[n, m] - 1 / len(c))
-    return found
+            actual[n, m] = weight * p[n] * (s[m] * slope).sum() / count(reduction, s.shape[1])
+            actual[n, m] += 2 * rho * (c[n, m] - 1 / len(c))
+    return actual
 
 
 # --- rows on the simplex ---
@@ -214,7 +214,7 @@ def project_by_program(row: ArrayLike) -> Array:
     [0.75, 0.25, 0.0]
     """
     v = numbers(row)
-    found = optimize.minimize(
+    actual = optimize.minimize(
         lambda x: ((x - v) ** 2).sum(),
         np.full_like(v, 1 / len(v)),
         jac=lambda x: 2 * (x - v),
@@ -223,8 +223,8 @@ def project_by_program(row: ArrayLike) -> Array:
         method="SLSQP",
         options={"ftol": 1e-14, "maxiter": 500},
     )
-    assert found.status in (0, 8), found.message  # 8: no descent is left that floating point could show
-    return numbers(found.x)
+    assert actual.status in (0, 8), actual.message  # 8: no descent is left that floating point could show
+    return numbers(actual.x)
 
 
 def project_by_root(row: ArrayLike) -> Array:
@@ -303,11 +303,11 @@ def as_distributions(rows: ArrayLike) -> Array:
     >>> as_distributions([[0.5, 1.5], [-1.0, 0.5], [-1.0, 0.0]]).tolist()
     [[0.25, 0.75], [0.0, 1.0], [0.5, 0.5]]
     """
-    found = []
+    actual = []
     for row in numbers(rows):
         kept = [max(v, 0.0) for v in row]
-        found.append([v / sum(kept) if sum(kept) else 1 / len(kept) for v in kept])
-    return numbers(found)
+        actual.append([v / sum(kept) if sum(kept) else 1 / len(kept) for v in kept])
+    return numbers(actual)
 
 
 # --- who is there ---
@@ -351,12 +351,12 @@ def of_participants(c: ArrayLike, rows: Sequence[int]) -> Array:
     [[0.5, 0.5], [0.0, 1.0]]
     """
     c = numbers(c)
-    found = np.zeros((len(rows), len(rows)))
+    actual = np.zeros((len(rows), len(rows)))
     for i, n in enumerate(rows):
         there = sum(c[n, m] for m in rows)
         for j, m in enumerate(rows):
-            found[i, j] = 1 / len(rows) if massless(c, rows, n) else c[n, m] * c[n].sum() / there
-    return found
+            actual[i, j] = 1 / len(rows) if massless(c, rows, n) else c[n, m] * c[n].sum() / there
+    return actual
 
 
 def with_participants(c: ArrayLike, rows: Sequence[int], weights: ArrayLike) -> Array:
@@ -372,14 +372,14 @@ def with_participants(c: ArrayLike, rows: Sequence[int], weights: ArrayLike) -> 
     [[0.0, 1.0, 0.0], [0.5, 0.0, 0.5]]
     """
     c, weights = numbers(c), numbers(weights)
-    found = c.copy()
+    actual = c.copy()
     for i, n in enumerate(rows):
         if massless(c, rows, n):
             continue
         there = sum(c[n, m] for m in rows)
         for j, m in enumerate(rows):
-            found[n, m] = weights[i, j] * there / c[n].sum()
-    return found
+            actual[n, m] = weights[i, j] * there / c[n].sum()
+    return actual
 
 
 # --- Sim-pFL and TopK-pFL ---
@@ -412,14 +412,14 @@ def cosine_coefficients(s: ArrayLike, k: int | None = None) -> Array:
     [[0.5, 0.5, 0.0], [0.5, 0.5, 0.0], [0.5, 0.0, 0.5]]
     """
     s = numbers(s)
-    found = np.zeros((len(s), len(s)))
+    actual = np.zeros((len(s), len(s)))
     for n in range(len(s)):
         row = [1.0 if m == n else cosine(s[n], s[m]) for m in range(len(s))]
         order = sorted(range(len(s)), key=lambda m: (m != n, -round(row[m], 12), m))
         for m in order[:k]:
-            found[n, m] = row[m]
-        found[n] /= found[n].sum()
-    return found
+            actual[n, m] = row[m]
+        actual[n] /= actual[n].sum()
+    return actual
 
 
 # --- appendix C: weights instead of predictions ---
@@ -452,7 +452,7 @@ def distance_loss(
     rho: float = 0.0,
     scale: float = 1.0,
 ) -> float:
-    """What [11] descends: λ Σ_n D_n/D · scale · ‖Σ_m c_nm w_m - w_n‖² + ρ ‖c - 1/N‖².
+    """Return the objective of [11]: λ Σ_n D_n/D · scale · ‖Σ_m c_nm w_m - w_n‖² + ρ ‖c - 1/N‖².
 
     >>> models = [[np.array([1.0])], [np.array([3.0])]]
     >>> distance_loss([[0.5, 0.5], [0, 1]], models, [0.5, 0.5], weight=2.0, rho=10.0, scale=3.0)
@@ -483,13 +483,13 @@ def distance_gradient(
     """
     c, p = numbers(c), numbers(shares)
     rows = [flat(model) for model in models]
-    found = np.zeros_like(c)
+    actual = np.zeros_like(c)
     for n in range(len(rows)):
         target = sum((c[n, m] * rows[m] for m in range(len(rows))), np.zeros_like(rows[n]))
         for m in range(len(rows)):
-            found[n, m] = 2 * weight * p[n] * scale * float((target - rows[n]) @ rows[m])
-            found[n, m] += 2 * rho * (c[n, m] - 1 / len(c))
-    return found
+            actual[n, m] = 2 * weight * p[n] * scale * float((target - rows[n]) @ rows[m])
+            actual[n, m] += 2 * rho * (c[n, m] - 1 / len(c))
+    return actual
 
 
 def personal_models(c: ArrayLike, models: Models) -> list[list[NDArray[Any]]]:
@@ -501,7 +501,7 @@ def personal_models(c: ArrayLike, models: Models) -> list[list[NDArray[Any]]]:
     [[[2.0, 60000.0], 4], [[-4.0, -65504.0], 5]]
     """
     c = numbers(c)
-    found: list[list[NDArray[Any]]] = []
+    actual: list[list[NDArray[Any]]] = []
     for n, own in enumerate(models):
         arrays = []
         for i, array in enumerate(own):
@@ -513,8 +513,8 @@ def personal_models(c: ArrayLike, models: Models) -> list[list[NDArray[Any]]]:
                 total = total + c[n, m] * models[m][i].astype(np.float64)
             limit = float(np.finfo(array.dtype).max)
             arrays.append(np.asarray(np.clip(total, -limit, limit)).astype(array.dtype))
-        found.append(arrays)
-    return found
+        actual.append(arrays)
+    return actual
 
 
 def transferred(
@@ -531,16 +531,16 @@ def transferred(
     >>> [a.tolist() for a in transferred([np.array(1.0), np.array(2)], [np.array(5.0), np.array(3)], 0.25, 2)]
     [4.0, 2]
     """
-    found = []
+    actual = []
     for array, goal in zip(own, target, strict=True):
         if array.dtype.kind != "f":
-            found.append(array)
+            actual.append(array)
             continue
         w = array.astype(np.float64)
         for _ in range(steps):
             w = w - rate * scale * 2 * (w - goal.astype(np.float64))
-        found.append(np.asarray(w).astype(array.dtype))
-    return found
+        actual.append(np.asarray(w).astype(array.dtype))
+    return actual
 
 
 # --- predictions on their way ---

@@ -43,7 +43,7 @@ def entropy(p: Row | Array) -> float:
 
 
 def maxima(logits: Row) -> list[bool]:
-    """Where the row is at its maximum.
+    """Return a mask of the row's maxima.
 
     >>> maxima([2.0, 1.0, 2.0])
     [True, False, True]

@@ -25,7 +25,7 @@ class Linear(NamedTuple):
 
 
 class Samples(NamedTuple):
-    """One client's data set D_km."""
+    """A client's data set D_km."""
 
     x: Array
     y: NDArray[np.int64]
@@ -180,7 +180,7 @@ def early_stopping(losses: Sequence[float], patience: int, start: float = np.inf
 
 
 class Round(NamedTuple):
-    """What is on its way in one round of FedHEAD."""
+    """The models of one round of FedHEAD."""
 
     local: dict[Hashable, Linear]
     """w_km [7]"""

@@ -19,8 +19,8 @@ Array = NDArray[Any]
 
 
 def numbers(values: ArrayLike) -> Array:
-    found = np.asarray(values)
-    return found if np.iscomplexobj(found) else found.astype(np.float64)
+    actual = np.asarray(values)
+    return actual if np.iscomplexobj(actual) else actual.astype(np.float64)
 
 
 def gradient(f: Callable[[Array], Any], at: ArrayLike, step: float = 1e-30) -> Array:
@@ -30,12 +30,12 @@ def gradient(f: Callable[[Array], Any], at: ArrayLike, step: float = 1e-30) -> A
     [3.0, 12.0]
     """
     x = np.asarray(at, dtype=np.complex128)
-    found = np.zeros(x.shape)
+    actual = np.zeros(x.shape)
     for position in np.ndindex(x.shape):
         moved = x.copy()
         moved[position] += 1j * step
-        found[position] = np.imag(f(moved)) / step
-    return found
+        actual[position] = np.imag(f(moved)) / step
+    return actual
 
 
 # --- equations 3 to 5 ---
@@ -304,10 +304,10 @@ def knowledge(x: Array, models: Sequence[Net]) -> tuple[Array, Array]:
     >>> [mean.round(12).tolist() for mean in knowledge(np.array([[1.0]]), [a, b])]
     [[[0.625, 0.375]], [[1.0]]]
     """
-    found = [outputs(x, model) for model in models]
+    actual = [outputs(x, model) for model in models]
     return (
-        np.asarray(sum(softmax(u) for _, u in found) / len(models)),
-        np.asarray(sum(h for h, _ in found) / len(models)),
+        np.asarray(sum(softmax(u) for _, u in actual) / len(models)),
+        np.asarray(sum(h for h, _ in actual) / len(models)),
     )
 
 

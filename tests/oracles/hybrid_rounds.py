@@ -168,5 +168,5 @@ def same(a: nn.Module, b: nn.Module) -> bool:
 def star(model: nn.Module | None = None, shape: Any = (1, 6, 6), **config: Any) -> FedHybStar:
     values = {"generator_steps": 2, "synthetic_samples": 10, "latent_dim": 4, "batch_size": 8} | config
     model = build_model("mlp", input_shape=shape, num_classes=4, seed=0) if model is None else model
-    found: FedHybStar = server(model, shape, FedHybStar, **values)
-    return found
+    actual: FedHybStar = server(model, shape, FedHybStar, **values)
+    return actual

@@ -17,7 +17,7 @@ Matrix = Sequence[Vector]
 
 
 class ClassKnowledge(NamedTuple):
-    """What one client, or the server, knows of one class."""
+    """Knowledge of one class, of a client or of the server."""
 
     representation: list[float]
     prediction: list[float]
@@ -125,11 +125,11 @@ def aggregate_knowledge(clients: Sequence[Mapping[int, ClassKnowledge]]) -> dict
     merged = {}
     for j in sorted({j for client in clients for j in client}):
         sharing = [client[j] for client in clients if j in client]
-        total = sum(each.samples for each in sharing)
-        weights = [each.samples / total for each in sharing]
+        total = sum(knowledge.samples for knowledge in sharing)
+        weights = [knowledge.samples / total for knowledge in sharing]
         merged[j] = ClassKnowledge(
-            _weighted([each.representation for each in sharing], weights),
-            _weighted([each.prediction for each in sharing], weights),
+            _weighted([knowledge.representation for knowledge in sharing], weights),
+            _weighted([knowledge.prediction for knowledge in sharing], weights),
             total,
         )
     return merged
@@ -249,9 +249,9 @@ def aggregate_means(clients: Sequence[Mapping[int, ClassMean]]) -> dict[int, Cla
     merged = {}
     for j in sorted({j for client in clients for j in client}):
         owners = [client[j] for client in clients if j in client]
-        total = sum(each.samples for each in owners)
+        total = sum(owner.samples for owner in owners)
         merged[j] = ClassMean(
-            _weighted([each.mean for each in owners], [each.samples / total for each in owners]), total
+            _weighted([owner.mean for owner in owners], [owner.samples / total for owner in owners]), total
         )
     return merged
 

@@ -23,7 +23,7 @@ every_precision = pytest.mark.parametrize("precision", PRECISIONS)
 
 
 class Own(PublicKnowledgeStrategy):
-    """Everyone's target is what it predicted."""
+    """Each client's target is its own prediction."""
 
     def targets(self, server_round: int, replies: list[Reply], predictions: Tensor) -> Tensor:
         return predictions
@@ -44,11 +44,11 @@ def bare(**changes: Any) -> Party:
 
 
 def participants(result: KDResult) -> list[tuple[int, int]]:
-    return [(each.participants, each.failures) for each in result.rounds]
+    return [(stats.participants, stats.failures) for stats in result.rounds]
 
 
 def rows_of(run: Party, r: int, phase: str = "train") -> list[list[int]]:
-    return [each.sent()["rows"].tolist() for each in run.grid.of(r, phase).values()]
+    return [call.sent()["rows"].tolist() for call in run.grid.of(r, phase).values()]
 
 
 def digest(source: Any, **options: Any) -> str:

@@ -50,7 +50,7 @@ def linear(arrays: ArrayRecord | Mapping[str, Any]) -> Linear:
 
 @dataclass
 class Call:
-    """What a client was asked."""
+    """A message that a client received."""
 
     server_round: int
     phase: str

@@ -195,7 +195,7 @@ class Matrix:
         moved = coefficients.step(weights, slope, config.coefficient_learning_rate, config.normalize)
         self.c = coefficients.with_participants(self.c, rows, moved)
         if config.normalize == "none":
-            targets = np.array([[_distribution(row) for row in each] for each in targets])
+            targets = np.array([[_distribution(row) for row in target] for target in targets])
         return targets
 
     def learn_models(
@@ -234,7 +234,7 @@ def consensus(s: Array) -> Array:
 
 
 Draw = Callable[[str, int, int, str], torch.Generator]
-"""What orders a client's batches: phase, round, partition, purpose."""
+"""Seeds of a client's batches: phase, round, partition, purpose."""
 Server = Callable[[int, list[int], Array, list[int]], Array]
 """Targets ``[N, K, C]`` of a round, of clients, from their predictions and their sample counts."""
 
@@ -247,7 +247,7 @@ def replay(
     Where predictions travel rounded, the next step starts from what travelled, so that errors do not add up.
     """
     config, grid = party.strategy.config, party.grid
-    mirrors = [Mirror(*each) for each in zip(party.models, party.train, party.test, strict=True)]
+    mirrors = [Mirror(*part) for part in zip(party.models, party.train, party.test, strict=True)]
     sgd = {"momentum": config.momentum, "weight_decay": config.weight_decay}
     warm: set[int] = set()
     for r, stats in enumerate(party.strategy_rounds, start=1):
@@ -288,10 +288,10 @@ def replay(
 def _arrived(exact: Array, packed: Any, precision: str) -> Array:
     """Return what a receiver works with; it is no further off than the precision allows."""
     assert packed.dtype.name == precision
-    found = coefficients.unpacked(packed)
+    actual = coefficients.unpacked(packed)
     bound = coefficients.error_bound(exact, precision) + 1e-6
-    assert (np.abs(found - exact) <= bound).all(), np.abs(found - exact).max()
-    return np.asarray(exact) if precision == "float32" else found
+    assert (np.abs(actual - exact) <= bound).all(), np.abs(actual - exact).max()
+    return np.asarray(exact) if precision == "float32" else actual
 
 
 def _same_weights(kept: dict[str, Any], expected: dict[str, Array], atol: float = 2e-6) -> None:

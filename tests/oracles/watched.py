@@ -42,7 +42,7 @@ def samples(index: int, size: int, shape: Sequence[int] = SHAPE) -> tuple[Tensor
 
 
 def net(kind: int = 1, seed: int = 0) -> nn.Sequential:
-    """Return one of four unlike nets, smooth everywhere, so that float32 and float64 stay together."""
+    """Return one of four architectures, smooth everywhere, so that float32 and float64 stay close."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(10 * seed + kind)
         layers: list[nn.Module] = [
@@ -55,7 +55,7 @@ def net(kind: int = 1, seed: int = 0) -> nn.Sequential:
 
 
 class Passed(NamedTuple):
-    """One message and what came back."""
+    """A message to a client, and its reply."""
 
     server_round: int
     phase: str
@@ -127,9 +127,9 @@ class Watched(InlineGrid):
     def of(self, server_round: int, phase: str) -> dict[int, Passed]:
         """Return what passed in a phase, by partition."""
         return {
-            each.partition: each
-            for each in self.passed
-            if (each.server_round, each.phase) == (server_round, phase)
+            call.partition: call
+            for call in self.passed
+            if (call.server_round, call.phase) == (server_round, phase)
         }
 
     def _call(self, message: Message, context: Context, fault: Fault | None) -> Message:
@@ -225,11 +225,11 @@ class Party:
         """Start the strategy that there is, on a grid that may have been used."""
         self.grid = grid
         try:
-            found = self.strategy.start(grid, initial or ArrayRecord(), num_rounds=rounds, timeout=timeout)
+            actual = self.strategy.start(grid, initial or ArrayRecord(), num_rounds=rounds, timeout=timeout)
         finally:
             grid.close()
-        self.strategy_rounds = found.rounds
-        return found  # type: ignore[no-any-return]
+        self.strategy_rounds = actual.rounds
+        return actual  # type: ignore[no-any-return]
 
     def draw(self, phase: str, server_round: int, partition: int, purpose: str) -> torch.Generator:
         """Return the library's own generator for a client's order of samples."""
@@ -242,7 +242,7 @@ PUBLIC = 14
 
 
 def party(name: str, *, clients: int = 4, alike: bool = False, public: Any = None, **config: Any) -> Party:
-    """Return four clients with unlike nets (or one kind of net), unequal sizes, and public data."""
+    """Return four clients with heterogeneous models (or one architecture), different sizes, and public data."""
     kinds = [2 if alike else i % 4 for i in range(clients)]
     sizes = [SIZES[i % 4] + 3 * (i // 4) for i in range(clients)]
     values: dict[str, Any] = {"local_epochs": 2, "batch_size": 8, "optimizer": "sgd", "learning_rate": 0.1}

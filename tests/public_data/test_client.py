@@ -54,15 +54,15 @@ from flwr_kd.transport.payload import Payload, PayloadError
 @pytest.fixture
 def digests(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Note the size of each public set that is digested."""
-    found: list[int] = []
+    actual: list[int] = []
 
     def noted(samples: Batches) -> str:
-        found.append(len(samples))
+        actual.append(len(samples))
         return digest_of(samples)
 
     for half in (client_half, server_half):
         monkeypatch.setattr(half, "digest_of", noted)
-    return found
+    return actual
 
 
 class TestDigestIsMadeOnce:
@@ -136,12 +136,12 @@ class TestDistillation:
         ]
         run.start(1, kind=Turned)
         targets = run.grid.of(1, "distill")
-        for n, each in run.grid.of(1, "train").items():
+        for n, call in run.grid.of(1, "train").items():
             mirror = transfer.Mirror(run.models[n], run.train[n], run.test[n])
-            mirror.take(each.kept)
-            rows = torch.from_numpy(each.sent()["rows"].copy())
+            mirror.take(call.kept)
+            rows = torch.from_numpy(call.sent()["rows"].copy())
             x = X[rows].double()
-            np.testing.assert_allclose(each.came()["predictions"], mirror.predict(x, 2.0), atol=1e-6)
+            np.testing.assert_allclose(call.came()["predictions"], mirror.predict(x, 2.0), atol=1e-6)
             order = run.draw("distill", 1, n, "public-order")
             mirror.distil(
                 x, targets[n].sent()["targets"], 4, 1, order, temperature=2.0, weight=1.0, reduction="sum",
@@ -178,25 +178,25 @@ class TestDistillation:
         )  # fmt: skip
         run.start(2, kind=Own)
         for r in (1, 2):
-            for n, each in run.grid.of(r, "distill").items():
+            for n, call in run.grid.of(r, "distill").items():
                 for key, value in run.grid.of(r, "train")[n].kept.items():
-                    np.testing.assert_allclose(each.kept[key], value, rtol=0, atol=2e-6)
+                    np.testing.assert_allclose(call.kept[key], value, rtol=0, atol=2e-6)
 
     def test_nor_does_it_where_there_is_batchnorm(self) -> None:
         run = image_party()
         run.start(1, kind=Own)
-        for n, each in run.grid.of(1, "distill").items():
+        for n, call in run.grid.of(1, "distill").items():
             for key, value in run.grid.of(1, "train")[n].kept.items():
-                np.testing.assert_allclose(each.kept[key], value, rtol=0, atol=2e-6)
+                np.testing.assert_allclose(call.kept[key], value, rtol=0, atol=2e-6)
 
     @pytest.mark.parametrize("changes", [{"distill_epochs": 0}, {"distill_weight": 0.0}])
     def test_without_steps_or_weight_the_model_stays(self, changes: dict[str, Any]) -> None:
         run = bare(**changes)
         result = run.start(2, kind=Turned)
         for r in (1, 2):
-            for n, each in run.grid.of(r, "distill").items():
-                assert equal(each.kept, run.grid.of(r, "train")[n].kept)
-        assert all(set(each.clients) == {0, 1, 2, 3} for each in result.rounds)
+            for n, call in run.grid.of(r, "distill").items():
+                assert equal(call.kept, run.grid.of(r, "train")[n].kept)
+        assert all(set(stats.clients) == {0, 1, 2, 3} for stats in result.rounds)
 
     def test_the_sum_is_as_many_means_as_a_batch_has_samples(self) -> None:
         """Batches of 4, two of them: the sum at η₂ is the mean at 4 η₂."""
@@ -223,13 +223,13 @@ class TestDistillation:
             run = bare(distill_epochs=epochs, temperature=1.0)
             run.start(1, kind=Turned)
             total = 0.0
-            for n, each in run.grid.of(1, "distill").items():
+            for n, call in run.grid.of(1, "distill").items():
                 mirror = transfer.Mirror(run.models[n], run.train[n], run.test[n])
-                mirror.take(each.kept)
-                x = X[torch.from_numpy(each.sent()["rows"].copy())].double()
+                mirror.take(call.kept)
+                x = X[torch.from_numpy(call.sent()["rows"].copy())].double()
                 with torch.no_grad():
                     z = mirror.model.eval()(x)
-                total += float(transfer.divergence(torch.from_numpy(each.sent()["targets"].copy()), z, 1.0))
+                total += float(transfer.divergence(torch.from_numpy(call.sent()["targets"].copy()), z, 1.0))
             distances.append(total)
         assert sorted(distances, reverse=True) == distances
 
@@ -250,10 +250,10 @@ class TestDistillation:
             local_epochs=1,
         )
         run.start(1, kind=Turned)
-        for n, each in run.grid.of(1, "distill").items():
+        for n, call in run.grid.of(1, "distill").items():
             before = run.grid.of(1, "train")[n].kept
             names = [key for key in before if key.endswith((".weight", ".bias"))]
-            steps = np.concatenate([np.ravel(each.kept[key] - before[key]) for key in names])
+            steps = np.concatenate([np.ravel(call.kept[key] - before[key]) for key in names])
             assert np.abs(steps).max() == pytest.approx(0.01, rel=1e-3)
             assert np.median(np.abs(steps)) == pytest.approx(0.01, rel=1e-2)
 
@@ -286,7 +286,7 @@ class TestFailures:
             assert participants(result) == [(4, 1), (4, 0)]
             assert set(result.rounds[0].clients) == {0, 2, 3}
             assert set(result.rounds[1].clients) == {0, 1, 2, 3}
-            # It goes on from the model of before.
+            # The client continues with its model of before the phase.
             if folders is None:
                 assert equal(failed.kept, run.grid.of(1, "train")[1].kept)
             mirror = transfer.Mirror(run.models[1], run.train[1], run.test[1])
@@ -298,25 +298,25 @@ class TestFailures:
             np.testing.assert_allclose(run.grid.of(2, "train")[1].came()["predictions"], expected, atol=1e-6)
 
     @pytest.mark.parametrize(("rate", "epochs"), [(1e37, 5), (3e38, 1)])
-    def test_everyone_s_diverges(self, rate: float, epochs: int) -> None:
+    def test_all_distillations_diverge(self, rate: float, epochs: int) -> None:
         run = bare(distill_learning_rate=rate, distill_epochs=epochs, temperature=0.1)
         result = run.start(3, kind=Turned)
-        failed = [each for each in run.grid.passed if each.error]
+        failed = [call for call in run.grid.passed if call.error]
         assert len(failed) >= 6
-        assert all(each.phase == "distill" and "FloatingPointError" in each.error for each in failed)
-        for each in failed:
-            assert equal(each.kept, run.grid.of(each.server_round, "train")[each.partition].kept)
-        assert [each.participants for each in result.rounds] == [4] * 3
+        assert all(call.phase == "distill" and "FloatingPointError" in call.error for call in failed)
+        for call in failed:
+            assert equal(call.kept, run.grid.of(call.server_round, "train")[call.partition].kept)
+        assert [stats.participants for stats in result.rounds] == [4] * 3
 
     def test_the_learning_rate_that_is_to_blame_is_named(self) -> None:
         run = bare(distill_learning_rate=1e37, distill_epochs=5, temperature=0.1)
         run.start(1, kind=Turned)
-        failed = [each.error for each in run.grid.passed if each.error]
+        failed = [call.error for call in run.grid.passed if call.error]
         assert failed
-        assert all("distill-learning-rate" in each for each in failed)
+        assert all("distill-learning-rate" in call for call in failed)
 
     def test_a_training_that_diverges_leaves_the_model_of_before_in_its_folder(self, tmp_path: Path) -> None:
-        """As Flower does with ``context.state``, which it takes from calls that return."""
+        """Flower does the same with ``context.state``, which it only takes from calls that return."""
 
         class Leaping(PublicKnowledgeClient):
             def train(self, task: Any, *args: Any, **kwargs: Any) -> float:
@@ -339,8 +339,8 @@ class TestFailures:
 
         run = bare()
         result = run.start(2, kind=Turned, grid={"before": before})
-        failed = [each for each in run.grid.passed if each.error]
-        assert [(each.server_round, each.phase, each.partition) for each in failed] == [(1, "distill", 2)]
+        failed = [call for call in run.grid.passed if call.error]
+        assert [(call.server_round, call.phase, call.partition) for call in failed] == [(1, "distill", 2)]
         text = "no model of this round's training is kept here: it was lost, or never trained"
         assert text in failed[0].error
         assert StateError.__name__ in failed[0].error
@@ -349,7 +349,7 @@ class TestFailures:
     def test_no_state_no_matter_which_answer_is_lost(self) -> None:
         faults = {0: Fault("silent", frozenset({1})), 1: Fault("late", frozenset({1}))}
         result = bare().start(2, kind=Turned, grid={"faults": faults}, timeout=0.2)
-        assert [each.participants for each in result.rounds] == [2, 4]
+        assert [stats.participants for stats in result.rounds] == [2, 4]
 
     def test_targets_must_be_made_by_the_method(self) -> None:
         with pytest.raises(NotImplementedError):
@@ -415,8 +415,8 @@ class TestClient:
 
     def test_what_it_says_of_its_set(self) -> None:
         client, _ = lone_client()
-        found = client.get_properties({})
-        assert (found["num-public-examples"], found["public-digest"]) == (14, self.MINE)
+        actual = client.get_properties({})
+        assert (actual["num-public-examples"], actual["public-digest"]) == (14, self.MINE)
 
     @pytest.mark.parametrize("phase", ["clients", "server"])
     def test_samples_that_its_model_does_not_take(self, phase: str) -> None:
@@ -488,8 +488,8 @@ class TestForms:
     def test_the_key_is_that_of_the_training_data(self) -> None:
         run = bare(public=lambda _: Items([{"a": x, "b": x * 0} for x in X]))
         for sets in (run.train, run.test):
-            for n, each in enumerate(sets):
-                x, y = each.tensors
+            for n, source in enumerate(sets):
+                x, y = source.tensors
                 sets[n] = Items([{"a": x[i], "b": x[i] * 0, "label": int(y[i])} for i in range(len(y))])
         run.client_options = {"input_key": "a"}
         plain = bare()
@@ -500,8 +500,8 @@ class TestForms:
     def test_a_key_of_its_own(self) -> None:
         run = bare(public=lambda _: Items([{"a": x * 0, "picture": x} for x in X]))
         for sets in (run.train, run.test):
-            for n, each in enumerate(sets):
-                x, y = each.tensors
+            for n, source in enumerate(sets):
+                x, y = source.tensors
                 sets[n] = Items([{"a": x[i], "picture": x[i] * 0, "label": int(y[i])} for i in range(len(y))])
         run.client_options = {"input_key": "a", "public_input_key": "picture"}
         plain = bare()
@@ -510,7 +510,7 @@ class TestForms:
         assert same_models(run.grid, plain.grid)
 
     def test_a_loader_that_drops_its_last_batch(self) -> None:
-        """It does so in the distillation; everything is predicted."""
+        """The batches are incomplete in the distillation only; all samples are predicted."""
         source = DataLoader(TensorDataset(X, Y), batch_size=4, drop_last=True)
         run = bare(public=lambda _: source)
         assert participants(run.start(1, kind=Turned)) == [(4, 0)]
@@ -523,15 +523,15 @@ class TestAccuracy:
         result = run.start(2, kind=Turned)
         differ = 0
         for r, stats in enumerate(result.rounds, start=1):
-            found = {}
+            actual = {}
             for n in range(4):
                 mirror = transfer.Mirror(run.models[n], run.train[n], run.test[n])
                 mirror.take(run.grid.of(r, "train")[n].kept)
                 before = mirror.accuracy()
                 mirror.take(run.grid.of(r, "distill")[n].kept)
-                found[n] = {"local-accuracy": mirror.accuracy()}
+                actual[n] = {"local-accuracy": mirror.accuracy()}
                 differ += before != mirror.accuracy()
-            assert stats.clients == found
+            assert stats.clients == actual
             assert stats.train_loss is not None
             assert stats.global_accuracy is None
         assert differ >= 3

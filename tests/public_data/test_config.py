@@ -47,8 +47,8 @@ class TestConfig:
     def test_they_reach_the_clients(self) -> None:
         run = bare(temperature=3.0, precision="float16", public_samples=4)
         run.start(1, kind=Turned)
-        for n, each in run.grid.of(1, "train").items():
+        for n, call in run.grid.of(1, "train").items():
             mirror = transfer.Mirror(run.models[n], run.train[n], run.test[n])
-            mirror.take(each.kept)
+            mirror.take(call.kept)
             x = X[rows_of(run, 1)[0]].double()
-            np.testing.assert_allclose(each.came()["predictions"], mirror.predict(x, 3.0), atol=1e-3)
+            np.testing.assert_allclose(call.came()["predictions"], mirror.predict(x, 3.0), atol=1e-3)

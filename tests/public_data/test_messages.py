@@ -43,24 +43,24 @@ class TestPacking:
         SoftPredictions(packed)  # is one
         if precision == "uint8":
             assert (np.abs(packed - coefficients.codes(p)) <= 0.5 + 1e-4).all()
-        found = unpack_predictions(packed)
-        assert found.dtype == torch.float32
-        np.testing.assert_allclose(found, coefficients.unpacked(packed), rtol=1e-6)
-        assert (np.abs(found.numpy() - p) <= coefficients.error_bound(p, precision)).all()
-        np.testing.assert_allclose(found.sum(dim=1), 1, atol=1e-6)
+        actual = unpack_predictions(packed)
+        assert actual.dtype == torch.float32
+        np.testing.assert_allclose(actual, coefficients.unpacked(packed), rtol=1e-6)
+        assert (np.abs(actual.numpy() - p) <= coefficients.error_bound(p, precision)).all()
+        np.testing.assert_allclose(actual.sum(dim=1), 1, atol=1e-6)
 
     @pytest.mark.parametrize("classes", [2, 10, 1000])
     def test_flat_distributions_keep_their_differences(self, classes: int) -> None:
         """At T = 10 probabilities differ in the second digit: in 255 steps of 1 nothing would be left."""
         p = distributions(0, 20, classes, 100.0)
-        found = unpack_predictions(pack_predictions(torch.from_numpy(p).float(), "uint8")).numpy()
-        assert np.corrcoef((found - 1 / classes).ravel(), (p - 1 / classes).ravel())[0, 1] > 0.99
+        actual = unpack_predictions(pack_predictions(torch.from_numpy(p).float(), "uint8")).numpy()
+        assert np.corrcoef((actual - 1 / classes).ravel(), (p - 1 / classes).ravel())[0, 1] > 0.99
 
     def test_certainty(self) -> None:
         p = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1e-38]])
         for precision in PRECISIONS:
-            found = unpack_predictions(pack_predictions(p, precision))
-            np.testing.assert_allclose(found, p, atol=1e-7)
+            actual = unpack_predictions(pack_predictions(p, precision))
+            np.testing.assert_allclose(actual, p, atol=1e-7)
 
     def test_unknown_precisions(self) -> None:
         with pytest.raises(ValueError, match=r"precision must be one of float32, float16, uint8, got 'int8'"):

@@ -26,11 +26,11 @@ class TestPacking:
         packed = pack_predictions(tensor(p, torch.float32), precision)
         assert packed.dtype == np.dtype(precision)
         assert packed.shape == (samples, classes)
-        found = unpack_predictions(packed)
-        assert found.dtype == torch.float32
-        same(found, oracle.unpacked(packed), atol=1e-7, rtol=1e-6)
-        same(found.double().sum(dim=1), 1.0, atol=1e-6)
-        error = np.abs(found.double().numpy() - p)
+        actual = unpack_predictions(packed)
+        assert actual.dtype == torch.float32
+        same(actual, oracle.unpacked(packed), atol=1e-7, rtol=1e-6)
+        same(actual.double().sum(dim=1), 1.0, atol=1e-6)
+        error = np.abs(actual.double().numpy() - p)
         assert (error <= oracle.error_bound(p, precision)).all()
 
     def test_bounds_are_not_idle(self) -> None:
@@ -38,10 +38,10 @@ class TestPacking:
         p = distributions(np.random.default_rng(0), 500, 10)
         errors = []
         for precision in ("float32", "float16", "uint8"):
-            found = unpack_predictions(pack_predictions(tensor(p, torch.float32), precision))
-            share = np.abs(found.double().numpy() - p) / oracle.error_bound(p, precision)
+            actual = unpack_predictions(pack_predictions(tensor(p, torch.float32), precision))
+            share = np.abs(actual.double().numpy() - p) / oracle.error_bound(p, precision)
             assert 0.05 < share.max() <= 1
-            errors.append(np.abs(found.double().numpy() - p).max())
+            errors.append(np.abs(actual.double().numpy() - p).max())
         assert errors[0] < 1e-6 < errors[1] < 3e-4 < errors[2] < 6e-3
 
     def test_codes(self) -> None:
@@ -55,8 +55,8 @@ class TestPacking:
     def test_flat_predictions_keep_their_differences(self) -> None:
         """At T = 10 a row is nearly flat; codes are of the row's largest, so its small differences stay."""
         p = distributions(np.random.default_rng(2), 50, 100, scale=0.1).astype(np.float32)
-        found = unpack_predictions(pack_predictions(torch.from_numpy(p), "uint8")).numpy()
-        assert np.corrcoef(found.ravel(), p.ravel())[0, 1] > 0.999
+        actual = unpack_predictions(pack_predictions(torch.from_numpy(p), "uint8")).numpy()
+        assert np.corrcoef(actual.ravel(), p.ravel())[0, 1] > 0.999
 
     def test_floats_are_the_numbers_themselves(self) -> None:
         p = distributions(np.random.default_rng(3), 20, 10, scale=3.0).astype(np.float32)
@@ -75,7 +75,7 @@ class TestPacking:
     @pytest.mark.filterwarnings("error")
     @pytest.mark.parametrize("precision", ["float32", "float16", "uint8"])
     def test_arrays_from_the_wire_stay(self, precision: str) -> None:
-        """They are read-only there, and the packed ones are no view of the predictions."""
+        """Received arrays are read-only, and packed ones are no view of the predictions."""
         p = torch.tensor([[0.5, 0.25, 0.25], [0.125, 0.75, 0.125]])
         packed = np.frombuffer(pack_predictions(p, precision).tobytes(), dtype=precision).reshape(2, 3)
         before = packed.copy()

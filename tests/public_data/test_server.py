@@ -173,7 +173,7 @@ class TestPublicSet:
             run.start(1, kind=Own)
         run = bare()
         run.models = [nn.Sequential(nn.Flatten(), nn.Linear(8, 1))] * 4
-        run.train = [TensorDataset(each.tensors[0], each.tensors[1] * 0) for each in run.train]
+        run.train = [TensorDataset(part.tensors[0], part.tensors[1] * 0) for part in run.train]
         run.test = [None] * 4
         with pytest.raises(HandshakeError, match=r"1 classes, expected 2"):
             run.start(1, kind=Own)
@@ -285,18 +285,18 @@ class TestRows:
         run = bare(public_samples=6, temperature=1.5)
         run.start(1, kind=Own)
         (rows,) = {tuple(rows) for rows in rows_of(run, 1)}
-        for n, each in run.grid.of(1, "train").items():
+        for n, call in run.grid.of(1, "train").items():
             mirror = transfer.Mirror(run.models[n], run.train[n], run.test[n])
-            mirror.take(each.kept)
+            mirror.take(call.kept)
             expected = mirror.predict(X[list(rows)].double(), 1.5)
-            np.testing.assert_allclose(each.came()["predictions"], expected, atol=1e-6)
+            np.testing.assert_allclose(call.came()["predictions"], expected, atol=1e-6)
 
     def test_the_digest_travels_with_the_first(self) -> None:
         run = bare()
         run.start(1, kind=Own)
-        for each in run.grid.of(1, "train").values():
-            assert each.down is not None
-            assert PublicRows.from_bytes(each.down).digest == digest(TensorDataset(X))
+        for call in run.grid.of(1, "train").values():
+            assert call.down is not None
+            assert PublicRows.from_bytes(call.down).digest == digest(TensorDataset(X))
 
 
 def garbled(values: Any) -> Callable[[int, str, int, RecordDict], None]:
@@ -355,19 +355,19 @@ class TestPrecision:
         run = bare(precision=precision)
         result = run.start(2, kind=Turned)
         size, fixed = np.dtype(precision).itemsize, 400
-        for each in run.grid.passed:
-            if each.phase == "train":
-                assert each.came()["predictions"].dtype.name == precision
-                assert 10 * 3 * size < len(each.up or b"") < 10 * 3 * size + fixed
-                assert 10 * 8 < len(each.down or b"") < 10 * 8 + fixed
+        for call in run.grid.passed:
+            if call.phase == "train":
+                assert call.came()["predictions"].dtype.name == precision
+                assert 10 * 3 * size < len(call.up or b"") < 10 * 3 * size + fixed
+                assert 10 * 8 < len(call.down or b"") < 10 * 8 + fixed
             else:
-                assert each.sent()["targets"].dtype.name == precision
-                assert 10 * (8 + 3 * size) < len(each.down or b"") < 10 * (8 + 3 * size) + fixed
-                assert each.up is None
+                assert call.sent()["targets"].dtype.name == precision
+                assert 10 * (8 + 3 * size) < len(call.down or b"") < 10 * (8 + 3 * size) + fixed
+                assert call.up is None
         for r, stats in enumerate(result.rounds, start=1):
-            there = [each for each in run.grid.passed if each.server_round == r]
-            assert stats.bytes_down == sum(len(each.down or b"") for each in there)
-            assert stats.bytes_up == sum(len(each.up or b"") for each in there)
+            there = [call for call in run.grid.passed if call.server_round == r]
+            assert stats.bytes_down == sum(len(node.down or b"") for node in there)
+            assert stats.bytes_up == sum(len(node.up or b"") for node in there)
 
     @every_precision
     def test_many_classes_and_samples_cost_what_they_should(self, precision: str) -> None:
@@ -454,10 +454,10 @@ class TestPrecision:
     def test_hostile_properties_end_nothing(self) -> None:
         class Hostile(PublicKnowledgeClient):
             def properties(self) -> Any:
-                found = super().properties()
+                actual = super().properties()
                 if self.context.node_config["partition-id"] == 1:
-                    found |= changes
-                return found
+                    actual |= changes
+                return actual
 
         for changes in (
             {"num-public-examples": 2**52}, {"num-public-examples": -1}, {"num-public-examples": "many"},
@@ -493,11 +493,11 @@ class TestServerData:
         for r in (1, 2):
             rows = rows_of(own, r)[0]
             for phase, kind in (("train", PublicSamples), ("distill", PublicSamplesTargets)):
-                for each in run.grid.of(r, phase).values():
-                    assert each.down is not None
-                    message = kind.from_bytes(each.down)
+                for call in run.grid.of(r, phase).values():
+                    assert call.down is not None
+                    message = kind.from_bytes(call.down)
                     np.testing.assert_array_equal(message.samples, X[rows])  # type: ignore[attr-defined]
-                    assert "rows" not in each.sent()
+                    assert "rows" not in call.sent()
         size = 10 * 8 * 4
         for stats in result.rounds:
             assert 4 * (2 * size + 120) < stats.bytes_down < 4 * (2 * size + 120) + 4 * 2 * 400

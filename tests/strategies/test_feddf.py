@@ -169,7 +169,7 @@ def test_what_it_costs(rounds: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["raise", "silent", "arrays-of-nan"])
-def test_who_fails_has_no_part(kind: str) -> None:
+def test_a_client_that_fails_has_no_part(kind: str) -> None:
     fault = Fault("garbage", garble=GARBAGE[kind]) if kind in GARBAGE else Fault(kind)
     run = Run()
     result = run.start(1, faults={2: fault})
@@ -197,7 +197,7 @@ def test_huge_weights(hidden: int, value: float, average: str) -> None:
         assert np.isfinite(array.numpy()).all(), name
 
 
-def test_a_teacher_beyond_all_numbers_is_told(flower_log: list[str]) -> None:
+def test_a_teacher_without_finite_outputs_is_reported(flower_log: list[str]) -> None:
     run, without = Run(hidden=6), Run(hidden=6)
     poisoned = run.start(1, faults={0: Fault("garbage", frozenset({1}), garble=full(1e38))}).arrays
     expected = without.start(1, faults={0: Fault("raise", frozenset({1}))}).arrays
@@ -223,7 +223,7 @@ class Unlabelled(Dataset[Any]):
     ],
     ids=["dicts", "loader", "labels of -1"],
 )
-def test_labels_of_the_public_data_are_not_looked_at(public: Any) -> None:
+def test_labels_of_the_public_data_are_ignored(public: Any) -> None:
     run = Run(options={"public_set": public})
     run.start(1)
     run.check(1)

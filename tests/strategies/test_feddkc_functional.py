@@ -573,7 +573,7 @@ class TestRefineEntropy:
     @repeatable
     @given(logits=few_classes_float64, fraction=fractions, tolerance=st.sampled_from([1e-3, 1e-6, 1e-9]))
     def test_matches_oracle(self, logits: Tensor, fraction: float, tolerance: float) -> None:
-        # As far from Brent's root as the tolerance lets it be.
+        # The distance to Brent's root is as large as the tolerance allows.
         bits = _bits(fraction, logits.shape[1])
         refined = refine_entropy(logits, bits, tolerance=tolerance)
         for row, u in zip(refined.tolist(), logits.tolist(), strict=True):

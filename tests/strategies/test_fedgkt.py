@@ -85,7 +85,7 @@ def test_every_row_meets_its_own_sample(order: str) -> None:
         return client
 
     strategy = FedGKT(server_model=Echo(), server_order=order, **QUICK)
-    # One client is lost in round 2: in round 3 it has its logits of round 1.
+    # A client misses round 2; in round 3 it has its logits of round 1.
     result = start(strategy, make, rounds=4, faults={1: Fault("raise", frozenset({2}))})
     assert [r.participants for r in result.rounds] == [4, 3, 4, 4]
     for server_round in (3, 4):
@@ -329,7 +329,7 @@ def test_float16_halves_the_features_and_changes_little() -> None:
 def test_one_client_cannot_teach_the_others_nonsense(
     kind: type[FedGKT], order: str, flower_log: list[str]
 ) -> None:
-    """Features at the edge of what is allowed lead the default predictor beyond all use, not beyond numbers."""
+    """Features at the largest allowed magnitude make the default predictor useless, but still finite."""
 
     class Loud(FedGKTClient):
         config_class = FedDKCConfig if kind is FedDKC else FedGKTConfig
@@ -352,7 +352,7 @@ def test_one_client_cannot_teach_the_others_nonsense(
 
 
 @pytest.mark.parametrize("order", ["pooled", "client-by-client"])
-def test_training_beyond_all_numbers_is_taken_back(order: str, flower_log: list[str]) -> None:
+def test_training_that_is_not_finite_is_undone(order: str, flower_log: list[str]) -> None:
     class Loud(FedGKTClient):
         def knowledge(self, task: Task) -> ClientFeatures:
             sent = super().knowledge(task)
@@ -463,7 +463,7 @@ def test_one_shape_of_features_is_taken_also_where_the_model_takes_several() -> 
         start(FedGKT(server_model=build_predictor((16, 4, 4), num_classes=CLASSES, seed=0), **QUICK), make)
 
 
-def test_a_model_that_fails_without_a_word_is_told() -> None:
+def test_a_model_that_fails_without_a_message_is_reported() -> None:
     class Mute(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
             raise AssertionError

@@ -97,11 +97,11 @@ class TestRounds:
         run = Run(sizes=(9,), named=["only"])
         run.start(1)
         done = run.check(1)
-        # It is its own teacher: what it learnt locally is the result.
+        # The leader is its own teacher, so its local model is the result.
         close(run.models[1], done.local[0])
 
     def test_early_stopping_and_held_out_samples_at_the_leaders(self) -> None:
-        """One epoch of patience: fewer epochs than n_s, and another model than without holding out."""
+        """A patience of one epoch gives fewer epochs than n_s, and another model than without held-out rows."""
         run = Run(named=None, sizes=(40, 44), validation_share=0.25, patience=1, sector_epochs=50)
         result = run.start(1)
         epochs = result.train_metrics_clientapp[1]["distill-epochs"]

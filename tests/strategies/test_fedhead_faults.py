@@ -194,7 +194,7 @@ class TestFaults:
         assert stats.train_loss == plain.train_loss
         assert len(stats.clients) == len(run.leaders[0]) * (value < 1e15)
         assert plain.participants == stats.participants == 6
-        # Beyond all sense it is no answer.
+        # A number out of range makes the reply unusable.
         assert bool(stats.failures) == (value > 1e15)
 
     def test_sectors_named_by_numbers(self) -> None:
@@ -313,12 +313,12 @@ class TestState:
         assert runs[0].leaders == runs[1].leaders
 
     def test_seeds_decide_the_sectors(self) -> None:
-        found = []
+        actual = []
         for seed in range(6):
             run = Run(named=None, options={"seed": seed}, local_epochs=1, sector_epochs=1)
             run.start(1)
-            found.append(json.dumps(run.strategy.sectors, sort_keys=True))
-        assert len(set(found)) > 2
+            actual.append(json.dumps(run.strategy.sectors, sort_keys=True))
+        assert len(set(actual)) > 2
 
     @pytest.mark.parametrize("kind", [FedHEAD, FedHEADPlus])
     @pytest.mark.parametrize("named", [None, SECTORS])

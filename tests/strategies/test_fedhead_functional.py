@@ -29,14 +29,14 @@ class TestSectors:
     @given(st.data(), st.sets(st.integers(0, 2**63), min_size=1, max_size=30), st.integers(0, 2**31))
     def test_as_even_as_can_be(self, draw: st.DataObject, keys: set[int], seed: int) -> None:
         sectors = draw.draw(st.integers(1, len(keys)))
-        found = assign_sectors(keys, sectors, np.random.default_rng(seed))
-        assert found.keys() == keys
-        sizes = np.bincount(list(found.values()), minlength=sectors)
+        actual = assign_sectors(keys, sectors, np.random.default_rng(seed))
+        assert actual.keys() == keys
+        sizes = np.bincount(list(actual.values()), minlength=sectors)
         assert len(sizes) == sectors
         assert sizes.min() >= 1
         assert sizes.max() - sizes.min() <= 1
         turned = draw.draw(st.permutations(sorted(keys)))
-        assert assign_sectors(turned, sectors, np.random.default_rng(seed)) == found
+        assert assign_sectors(turned, sectors, np.random.default_rng(seed)) == actual
 
     @repeatable
     @given(
@@ -48,19 +48,19 @@ class TestSectors:
         self, known: dict[int, int], keys: set[int], seed: int
     ) -> None:
         before = dict(known)
-        found = assign_sectors(keys, 4, np.random.default_rng(seed), known)
+        actual = assign_sectors(keys, 4, np.random.default_rng(seed), known)
         assert known == before
-        assert found.keys() == known.keys() | keys
-        assert all(found[key] == sector for key, sector in known.items())
-        # Who is not there any more does not count.
-        sizes = np.bincount([found[key] for key in keys], minlength=4)
+        assert actual.keys() == known.keys() | keys
+        assert all(actual[key] == sector for key, sector in known.items())
+        # Clients that are no longer connected do not count.
+        sizes = np.bincount([actual[key] for key in keys], minlength=4)
         old = np.bincount([known[key] for key in keys & known.keys()], minlength=4)
         # No newcomer went to a sector that ended up larger by two than another.
         assert all(sizes[m] == old[m] or sizes[m] - sizes.min() <= 1 for m in range(4))
 
     def test_it_is_random(self) -> None:
-        found = [assign_sectors(range(6), 2, np.random.default_rng(seed)) for seed in range(400)]
-        together = sum(sectors[0] == sectors[1] for sectors in found)
+        actual = [assign_sectors(range(6), 2, np.random.default_rng(seed)) for seed in range(400)]
+        together = sum(sectors[0] == sectors[1] for sectors in actual)
         # 2 of the 5 others share client 0's sector: 160 expected, with a standard deviation of 10
         assert 120 < together < 200
 

@@ -298,7 +298,7 @@ class TestAggregateKnowledge:
                 seed + 10 * i, samples=samples, classes=classes, width=3, threshold=threshold
             )
             uploads.append(Knowledge(each.representations.to(dtype), each.predictions.to(dtype), each.counts))
-        expected = oracle.aggregate_knowledge([_as_mapping(each) for each in uploads])
+        expected = oracle.aggregate_knowledge([_as_mapping(upload) for upload in uploads])
         _assert_matches(aggregate_knowledge(uploads), expected, dtype)
 
     @repeatable
@@ -341,7 +341,7 @@ class TestAggregateKnowledge:
         ]
         pooled = [torch.cat(parts) for parts in zip(*data, strict=True)]
         _assert_same(
-            aggregate_knowledge([_local(*each, threshold=0.0) for each in data]),
+            aggregate_knowledge([_local(*samples, threshold=0.0) for samples in data]),
             _local(pooled[0], pooled[1], pooled[2], threshold=0.0),
         )
 
@@ -522,7 +522,7 @@ class TestFeatureLoss:
 
     @pytest.mark.parametrize("label_dtype", LABEL_DTYPES, ids=str)
     def test_label_dtypes(self, label_dtype: torch.dtype) -> None:
-        # Looked up by a tensor as key, or with uint8 taken for a mask, the term is silently zero or wrong.
+        # With a tensor as a dict key, or uint8 taken for a mask, the term would be zero or wrong without an error.
         features, representations = normal(6, 3, seed=1), normal(3, 3, seed=2)
         labels = torch.tensor([0, 1, 2, 1, 0, 1])
         known = torch.ones(3, dtype=torch.bool)
@@ -558,7 +558,7 @@ class TestFeatureLoss:
 
     @pytest.mark.parametrize("label", [-1, 2])
     def test_label_out_of_range(self, label: int) -> None:
-        # As an index -1 would silently be the last class.
+        # As an index, -1 would be the last class, without an error.
         with pytest.raises(ValueError, match="labels"):
             feature_loss(
                 torch.ones(1, 2), torch.tensor([label]), torch.zeros(2, 2), torch.ones(2, dtype=torch.bool)

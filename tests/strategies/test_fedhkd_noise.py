@@ -133,7 +133,7 @@ class TestAddNoise:
         counts = [3, 10, 40, 100]
         shared = generator(10)
         clean = [self._knowledge([n]) for n in counts]
-        noisy = [add_noise(each, sigma=7.0, clip=3.0, generator=shared) for each in clean]
+        noisy = [add_noise(knowledge, sigma=7.0, clip=3.0, generator=shared) for knowledge in clean]
         error = aggregate_knowledge(noisy).representations - aggregate_knowledge(clean).representations
         expected = 2 * 3.0 * 7.0 * math.sqrt(len(counts)) / sum(counts)
         assert error.std().item() == pytest.approx(expected, rel=4 / math.sqrt(2 * self.WIDTH))

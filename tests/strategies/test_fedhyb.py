@@ -167,8 +167,8 @@ class TestRounds:
 
     def test_the_server_s_learning_rate(self) -> None:
         config = FedHybConfig(learning_rate=0.5, server_learning_rate=3.0, lr_decay=0.1, lr_decay_every=2)
-        found = [config.server_learning_rate_at(r) for r in (1, 2, 3, 4, 5)]
-        np.testing.assert_allclose(found, [3.0, 3.0, 0.3, 0.3, 0.03])
+        actual = [config.server_learning_rate_at(r) for r in (1, 2, 3, 4, 5)]
+        np.testing.assert_allclose(actual, [3.0, 3.0, 0.3, 0.3, 0.03])
 
     def test_registration(self) -> None:
         expected = {
@@ -245,17 +245,17 @@ class TestServer:
         assert abs(loss.item()) < 1e-6
         loss.backward()
         assert max(p.grad.abs().max().item() for p in model.parameters() if p.grad is not None) < 1e-5
-        found = aggregated(strategy, [weights])
+        actual = aggregated(strategy, [weights])
         for key, value in weights.items():
-            np.testing.assert_allclose(found[key], value, rtol=0, atol=1e-5, err_msg=key)
+            np.testing.assert_allclose(actual[key], value, rtol=0, atol=1e-5, err_msg=key)
 
     def test_running_statistics_are_the_mean_s_and_teachers_stay(self) -> None:
         models = [jittered("resnet8", seed) for seed in (0, 1)]
         kept = [{key: value.copy() for key, value in model.items()} for model in models]
         x = data(0, 20, (3, 16, 16))[0]
-        found = aggregated(server(image_net("resnet8"), TensorDataset(x), batch_size=8), models, [3, 1])
+        actual = aggregated(server(image_net("resnet8"), TensorDataset(x), batch_size=8), models, [3, 1])
         moved = 0
-        for key, value in found.items():
+        for key, value in actual.items():
             mean = 0.75 * models[0][key].astype(np.float64) + 0.25 * models[1][key]
             if "num_batches" in key:
                 assert value == np.rint(mean)
@@ -289,25 +289,27 @@ class TestServer:
                 outputs.append((oracle.softmax(model.classify(h).numpy()), h.double().numpy()))
         for q, h in seen:
             assert q.dtype == h.dtype == torch.float32
-            for found, expected in ((q, 0), (h, 1)):
-                mean = np.mean([each[expected] for each in outputs], axis=0)
+            for actual, expected in ((q, 0), (h, 1)):
+                mean = np.mean([output[expected] for output in outputs], axis=0)
                 np.testing.assert_allclose(
-                    np.sort(found.numpy(), axis=0), np.sort(mean, axis=0), rtol=1e-4, atol=1e-5
+                    np.sort(actual.numpy(), axis=0), np.sort(mean, axis=0), rtol=1e-4, atol=1e-5
                 )
 
     def test_labels_are_never_read(self) -> None:
         models = [get_weights(net(seed)) for seed in (0, 1)]
         x = data(0, 12)[0]
-        found = aggregated(server(net(), unlabelled(x)), models)
-        assert equal(list(found.values()), list(aggregated(server(net(), TensorDataset(x)), models).values()))
+        actual = aggregated(server(net(), unlabelled(x)), models)
+        assert equal(
+            list(actual.values()), list(aggregated(server(net(), TensorDataset(x)), models).values())
+        )
 
-    def test_a_teacher_beyond_all_numbers_is_left_out(self, flower_log: list[str]) -> None:
+    def test_a_teacher_without_finite_outputs_is_left_out(self, flower_log: list[str]) -> None:
         models = [get_weights(net(seed)) for seed in (0, 1)]
         broken = {key: np.full_like(value, 3e38) for key, value in models[0].items()}
         strategy = server(net(), TensorDataset(data(0, 12)[0]))
-        found = aggregated(strategy, [models[0], broken, models[1]], [2, 9, 1])
+        actual = aggregated(strategy, [models[0], broken, models[1]], [2, 9, 1])
         assert any("node 101 (partition 1) has outputs that are not finite" in line for line in flower_log)
-        assert equal(list(found.values()), list(aggregated(strategy, models, [2, 1]).values()))
+        assert equal(list(actual.values()), list(aggregated(strategy, models, [2, 1]).values()))
 
     def test_rounds_differ_in_order_and_seeds_decide(self) -> None:
         models = [get_weights(net(seed)) for seed in (0, 1)]

@@ -86,8 +86,8 @@ class TestClient:
         own, others = oracle.client_gradients(
             logits[0], logits[1:], y.numpy(), config.self_weight, dynamic=config.dynamic_weighting, **detached
         )
-        for found, slope in zip(slopes, [own, *others], strict=True):
-            np.testing.assert_allclose(found.numpy(), slope, rtol=1e-3, atol=2e-6)
+        for actual, slope in zip(slopes, [own, *others], strict=True):
+            np.testing.assert_allclose(actual.numpy(), slope, rtol=1e-3, atol=2e-6)
 
     def test_widths_and_views(self) -> None:
         config = configured(
@@ -142,12 +142,12 @@ class TestClient:
         """One batch of FedHyb leaves those of one batch of plain training, whatever the views were."""
         train = TensorDataset(*data(0, 8, (3, 16, 16)))
         config = configured(local_epochs=1, min_width=min_width, sub_networks=3)
-        found, _ = trained(image_net(name), config, train)
+        actual, _ = trained(image_net(name), config, train)
         expected, _ = trained(image_net(name), plain(config), train, FedAvgClient)
-        running = [key for key in found if "running" in key or "num_batches" in key]
+        running = [key for key in actual if "running" in key or "num_batches" in key]
         assert running
-        assert all(np.array_equal(found[key], expected[key]) for key in running)
-        assert not equal(list(found.values()), list(expected.values()))
+        assert all(np.array_equal(actual[key], expected[key]) for key in running)
+        assert not equal(list(actual.values()), list(expected.values()))
 
     @pytest.mark.parametrize("name", ["resnet8", "shufflenet"])
     def test_a_sub_network_moves_its_own_channels_only(self, name: str) -> None:
@@ -198,9 +198,9 @@ class TestClient:
         config = configured(
             **whole, detach_target=detach_target, detach_weight=detach_weight, batch_size=4, self_weight=2.0
         )
-        found, loss = trained(net(), config)
+        actual, loss = trained(net(), config)
         expected, plain_loss = trained(net(), plain(config), kind=FedAvgClient)
-        close(to_oracle(found), to_oracle(expected), atol=2e-6)
+        close(to_oracle(actual), to_oracle(expected), atol=2e-6)
         assert loss == pytest.approx(plain_loss, abs=2e-6)
         other, _ = trained(net(), configured(batch_size=4, self_weight=2.0))
         assert not np.allclose(other["1.weight"], expected["1.weight"], atol=1e-3)
@@ -209,10 +209,10 @@ class TestClient:
     def test_without_self_distillation_it_is_fedavg_to_the_bit(self, name: str) -> None:
         train = TensorDataset(*data(0, 11, (3, 16, 16)))
         config = configured(self_weight=0.0, batch_size=4, optimizer="adam", learning_rate=1e-2)
-        found, loss = trained(image_net(name), config, train)
+        actual, loss = trained(image_net(name), config, train)
         expected, plain_loss = trained(image_net(name), plain(config), train, FedAvgClient)
         assert loss == plain_loss
-        assert equal(list(found.values()), list(expected.values()))
+        assert equal(list(actual.values()), list(expected.values()))
 
     def test_without_self_distillation_no_sub_network_runs(self) -> None:
         client = make_client(net())

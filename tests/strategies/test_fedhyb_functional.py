@@ -43,8 +43,8 @@ def check_client_loss(
     expected = oracle.client_loss(logits, subs, y, a, dynamic=options.get("dynamic", True))
     np.testing.assert_allclose(value.item(), expected, rtol=1e-9, atol=atol)
     slopes = oracle.client_gradients(logits, subs, y, a, **options)
-    for found, slope in zip([own, *others], [slopes[0], *slopes[1]], strict=True):
-        gradient = torch.zeros_like(found) if found.grad is None else found.grad
+    for actual, slope in zip([own, *others], [slopes[0], *slopes[1]], strict=True):
+        gradient = torch.zeros_like(actual) if actual.grad is None else actual.grad
         np.testing.assert_allclose(gradient.numpy(), slope, rtol=1e-8, atol=atol)
 
 
@@ -68,7 +68,7 @@ class TestClientLoss:
     @pytest.mark.parametrize("detach_weight", [True, False])
     @pytest.mark.parametrize("size", [50.0, 300.0, 1000.0])
     def test_extreme_logits(self, size: float, detach_target: bool, detach_weight: bool) -> None:
-        """Where a probability is 0 in floating point, p log p and its gradient are 0."""
+        """p log p and its gradient are 0 if p is 0 in floating point."""
         logits = np.array([[size, 0.0, -size], [0.0, 1.0, size]])
         subs = [np.array([[1.0, 0.0, 0.5], [-1.0, 1.0, 2.0]]), np.array([[3.0, 0.0, 2.0], [0.0, 0.0, 0.0]])]
         y = np.array([0, 2])
@@ -84,10 +84,10 @@ class TestClientLoss:
     def test_the_weight(self, scale: float) -> None:
         rng = np.random.default_rng(0)
         logits, y = rng.normal(scale=scale, size=(4, 3)), rng.integers(3, size=4)
-        found = sub_network_weight(tensors(logits), torch.from_numpy(y))
+        actual = sub_network_weight(tensors(logits), torch.from_numpy(y))
         expected = oracle.beta(oracle.cross_entropy(logits, y))
-        np.testing.assert_allclose(found.item(), expected, rtol=1e-9, atol=1e-300)
-        assert 0 <= found.item() <= 0.5
+        np.testing.assert_allclose(actual.item(), expected, rtol=1e-9, atol=1e-300)
+        assert 0 <= actual.item() <= 0.5
         own = tensors(logits)
         sub_network_weight(own, torch.from_numpy(y)).backward()
         slope = oracle.gradient(lambda u: oracle.beta(oracle.cross_entropy(u, y)), logits)
@@ -130,19 +130,19 @@ class TestServerLoss:
         logits, of_target = rng.normal(scale=scale, size=(2, rows, classes))
         features, h = rng.normal(scale=scale, size=(2, rows, dim))
         q = oracle.softmax(of_target)
-        found, own, target_q, target_h = tensors(logits), tensors(features), tensors(q), tensors(h)
+        actual, own, target_q, target_h = tensors(logits), tensors(features), tensors(q), tensors(h)
         value = ensemble_distillation_loss(
-            found, own, target_q, target_h, logits_weight=eta, feature_weight=nu
+            actual, own, target_q, target_h, logits_weight=eta, feature_weight=nu
         )
         value.backward()
         expected = oracle.server_loss(q, h, logits, features, eta, nu)
         np.testing.assert_allclose(value.item(), expected, rtol=1e-9, atol=1e-9)
         assert target_q.grad is None
         assert target_h.grad is None
-        assert found.grad is not None
+        assert actual.grad is not None
         assert own.grad is not None
         slope = oracle.gradient(lambda u: oracle.server_loss(q, h, u, features, eta, nu), logits)
-        np.testing.assert_allclose(found.grad.numpy(), slope, rtol=1e-8, atol=1e-9)
+        np.testing.assert_allclose(actual.grad.numpy(), slope, rtol=1e-8, atol=1e-9)
         slope = oracle.gradient(lambda f: oracle.server_loss(q, h, logits, f, eta, nu), features)
         np.testing.assert_allclose(own.grad.numpy(), slope, rtol=1e-8, atol=1e-9)
 

@@ -106,14 +106,14 @@ class TestSynthesisLosses:
         kept = {name: value.clone() for name, value in layer.state_dict().items()}
         values = rng.normal(loc=1.0, scale=2.0, size=shape)
         x = tensors(values)
-        with synthesis.batchnorm_loss(model) as found:
+        with synthesis.batchnorm_loss(model) as actual:
             layer(x)
             alone(torch.zeros(4, 3, dtype=torch.float64))
         layer(x)
-        assert len(found) == 1
-        found[0].backward()  # type: ignore[no-untyped-call]
+        assert len(actual) == 1
+        actual[0].backward()  # type: ignore[no-untyped-call]
         mean, var = (kept[name].numpy() for name in ("running_mean", "running_var"))
-        np.testing.assert_allclose(found[0].item(), oracle.statistics(values, mean, var), rtol=1e-9)
+        np.testing.assert_allclose(actual[0].item(), oracle.statistics(values, mean, var), rtol=1e-9)
         slope = oracle.gradient(lambda v: oracle.statistics(v, mean, var), values)
         assert x.grad is not None
         np.testing.assert_allclose(x.grad.numpy(), slope, rtol=1e-9, atol=1e-12)
@@ -166,8 +166,8 @@ def ensemble() -> tuple[nn.Module, list[Arrays], Callable[[Tensor], Tensor]]:
     @torch.no_grad()
     def mean(x: Tensor) -> Tensor:
         total = torch.zeros(len(x), 4)
-        for each in weights:
-            load_weights(model, each)
+        for weight in weights:
+            load_weights(model, weight)
             total += model.eval()(x).softmax(dim=1) / len(weights)
         return total
 
@@ -219,7 +219,7 @@ class TestTraining:
 
     def test_the_gradient_is_that_of_one_graph(self) -> None:
         weights = [jittered("resnet8", seed) for seed in range(3)]
-        kept = [{name: value.copy() for name, value in each.items()} for each in weights]
+        kept = [{name: value.copy() for name, value in weight.items()} for weight in weights]
         model = image_net("resnet8").eval()
         x = torch.randn(6, 3, 16, 16, generator=generator(), requires_grad=True)
         y = torch.arange(6) % CLASSES
@@ -232,7 +232,7 @@ class TestTraining:
         )
 
         total, distances = torch.zeros(6, CLASSES), []
-        for each in weights:
+        for weight in weights:
             found: list[Tensor] = []
 
             def note(layer: Any, args: tuple[Tensor, ...], found: list[Tensor] = found) -> None:
@@ -244,7 +244,7 @@ class TestTraining:
             handles = [
                 m.register_forward_pre_hook(note) for m in model.modules() if isinstance(m, nn.BatchNorm2d)
             ]
-            state = {name: torch.from_numpy(v) for name, v in each.items()}
+            state = {name: torch.from_numpy(v) for name, v in weight.items()}
             total = total + torch.func.functional_call(model, state, (x,)).softmax(dim=1) / 3
             for handle in handles:
                 handle.remove()
@@ -318,17 +318,17 @@ class TestTraining:
 
     def test_seeds_decide_and_the_global_generator_stays(self, ensemble: Any) -> None:
         model, weights, _ = ensemble
-        found = []
+        actual = []
         before = torch.get_rng_state()
         for seed in (0, 0, 1):
             gen = build_generator((1, 6, 6), num_classes=4, latent_dim=8, seed=0)
             loss = train(gen, model, weights, draw=generator(seed))
-            found.append((loss, gen, synthesise(gen, 9, draw=generator(seed), device=CPU)))
+            actual.append((loss, gen, synthesise(gen, 9, draw=generator(seed), device=CPU)))
         assert torch.equal(torch.get_rng_state(), before)
-        assert found[0][0] == found[1][0] != found[2][0]
-        assert same(found[0][1], found[1][1])
-        assert not same(found[0][1], found[2][1])
-        assert torch.equal(found[0][2][0], found[1][2][0])
+        assert actual[0][0] == actual[1][0] != actual[2][0]
+        assert same(actual[0][1], actual[1][1])
+        assert not same(actual[0][1], actual[2][1])
+        assert torch.equal(actual[0][2][0], actual[1][2][0])
 
     @pytest.mark.parametrize("shape", [(3, 5, 7), (12,), (4, 5), (1, 1, 1)])
     @pytest.mark.parametrize("batch_size", [1, 2, 7])
@@ -384,8 +384,8 @@ class TestTraining:
         value, slope = synthesis._through_ensemble(model, weights, x * 100, y, **options)
         for hostile in (broken, nan):
             mixed = [weights[0], hostile, weights[1]]
-            found, other = synthesis._through_ensemble(model, mixed, x * 100, y, **options)
-            assert found == value
+            actual, other = synthesis._through_ensemble(model, mixed, x * 100, y, **options)
+            assert actual == value
             assert torch.equal(slope, other)
             with pytest.raises(FloatingPointError, match="no teacher has finite outputs"):
                 synthesis._through_ensemble(model, [hostile], x * 100, y, **options)
@@ -408,18 +408,18 @@ class TestTraining:
 class TestStar:
     def test_a_round(self, ensemble: Any) -> None:
         strategy, weights = star(), ensemble[1]
-        kept = [{name: value.copy() for name, value in each.items()} for each in weights]
+        kept = [{name: value.copy() for name, value in weight.items()} for weight in weights]
         before = torch.get_rng_state()
-        found = aggregated(strategy, weights, [1, 2, 3])
+        actual = aggregated(strategy, weights, [1, 2, 3])
         assert torch.equal(torch.get_rng_state(), before)
         assert len(strategy.distiller.samples) == 10
         first = torch.cat([x for x, _ in strategy.distiller.samples.ordered(4)])
         assert strategy.state_arrays().keys() > {"synthetic"}
         assert all(equal(list(a.values()), list(b.values())) for a, b in zip(kept, weights, strict=True))
-        # It is FedHyb's distillation on these samples.
+        # The result is that of FedHyb's distillation on these samples.
         model = build_model("mlp", input_shape=(1, 6, 6), num_classes=4, seed=0)
         expected = aggregated(server(model, TensorDataset(first), batch_size=8), weights, [1, 2, 3])
-        assert equal(list(found.values()), list(expected.values()))
+        assert equal(list(actual.values()), list(expected.values()))
         noise: list[Tensor] = []
         strategy.generator.register_forward_pre_hook(
             lambda module, args: None if module.training else noise.append(args[0])
@@ -486,10 +486,10 @@ class TestStar:
         weights = get_weights(build_model("mlp", input_shape=(1, 6, 6), num_classes=4, seed=0))
         broken = {name: np.full_like(value, 3e38) for name, value in weights.items()}
         kept = {name: value.clone() for name, value in strategy.generator.state_dict().items()}
-        found = aggregated(strategy, [broken, broken])
+        actual = aggregated(strategy, [broken, broken])
         assert any("round 1: the generator is left as it was" in line for line in flower_log)
         assert all(torch.equal(kept[name], value) for name, value in strategy.generator.state_dict().items())
-        assert all(np.isfinite(value).all() for value in found.values())
+        assert all(np.isfinite(value).all() for value in actual.values())
         assert strategy.state_arrays() == {}
 
     @pytest.mark.parametrize("steps", [1, 3])
@@ -497,9 +497,9 @@ class TestStar:
         model, hostile = infinite_slope()
         honest = get_weights(infinite_slope()[0])
         strategy = star(model, (1, 4, 4), generator_steps=steps)
-        found = aggregated(strategy, [honest, hostile, honest])
+        actual = aggregated(strategy, [honest, hostile, honest])
         assert finite(strategy.generator)
-        assert all(np.isfinite(value).all() for value in found.values())
+        assert all(np.isfinite(value).all() for value in actual.values())
 
     def test_one_client_s_running_statistics_do_not_stop_the_generator(self) -> None:
         """A variance of 1e30 is a number, whose squared distance is none in float32."""

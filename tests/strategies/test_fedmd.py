@@ -45,7 +45,7 @@ class TestRounds:
         run = party("fedmd", **changes)
         result = run.start(3)
         check(run, precision=changes.get("precision", "float32"))
-        assert [(each.participants, each.failures) for each in result.rounds] == [(4, 0)] * 3
+        assert [(stats.participants, stats.failures) for stats in result.rounds] == [(4, 0)] * 3
 
     def test_some_of_the_clients(self) -> None:
         run = party("fedmd", clients=6)
@@ -62,21 +62,21 @@ class TestRounds:
                 content.metric_records["fitres.num_examples"]["num_examples"] = 10**9
 
         result = run.start(1, grid={"after": after})
-        s = [each.came()["predictions"] for each in run.grid.of(1, "train").values()]
-        sent = [each.sent()["targets"] for each in run.grid.of(1, "distill").values()]
+        s = [call.came()["predictions"] for call in run.grid.of(1, "train").values()]
+        sent = [call.sent()["targets"] for call in run.grid.of(1, "distill").values()]
         np.testing.assert_allclose(sent[0], np.mean(s, axis=0), atol=1e-6)
-        assert all(np.array_equal(each, sent[0]) for each in sent)
+        assert all(np.array_equal(call, sent[0]) for call in sent)
         assert np.abs(np.average(s, axis=0, weights=[17, 300, 12, 10**9]) - sent[0]).max() > 0.01
         assert result.rounds[0].failures == 0
 
     def test_only_those_who_answered_count(self) -> None:
         run = party("fedmd")
         run.start(1, grid={"faults": {2: Fault("raise")}})
-        s = [each.came()["predictions"] for n, each in run.grid.of(1, "train").items() if n != 2]
+        s = [call.came()["predictions"] for n, call in run.grid.of(1, "train").items() if n != 2]
         distilled = run.grid.of(1, "distill")
         assert set(distilled) == {0, 1, 3}
-        for each in distilled.values():
-            np.testing.assert_allclose(each.sent()["targets"], np.mean(s, axis=0), atol=1e-6)
+        for call in distilled.values():
+            np.testing.assert_allclose(call.sent()["targets"], np.mean(s, axis=0), atol=1e-6)
 
     def test_it_has_no_state(self) -> None:
         run = party("fedmd")
@@ -89,7 +89,7 @@ class TestRounds:
 @pytest.fixture
 def warmed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """Note round and partition of each warm-up that trains."""
-    found: list[tuple[int, int]] = []
+    actual: list[tuple[int, int]] = []
     current: list[tuple[int, int]] = []
     prepare, fit = FedMDClient.prepare, client_module.fit
 
@@ -98,12 +98,12 @@ def warmed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
         prepare(self, task)
 
     def noted_fit(*args: Any, **kwargs: Any) -> float:
-        found.extend(current)
+        actual.extend(current)
         return fit(*args, **kwargs)
 
     monkeypatch.setattr(FedMDClient, "prepare", noted_prepare)
     monkeypatch.setattr(client_module, "fit", noted_fit)
-    return found
+    return actual
 
 
 class TestWarmUp:
@@ -125,7 +125,7 @@ class TestWarmUp:
         assert sorted(warmed) == [(1, 0), (1, 1), (1, 3), (3, 2)]
 
     def test_again_where_the_state_is_lost(self, warmed: list[tuple[int, int]]) -> None:
-        """What is built anew begins anew."""
+        """A new strategy starts from new models."""
 
         def arrive(grid: Watched, r: int) -> None:
             if r == 3:
@@ -172,24 +172,24 @@ class TestWarmUp:
         y[5] = wrong
         run = party("fedmd", warmup_epochs=1, public=lambda _: TensorDataset(x, y))
         result = run.start(2)
-        assert [(each.participants, each.failures) for each in result.rounds] == [(0, 4)] * 2
-        for each in run.grid.passed:
-            assert "DatasetError" in each.error
-            assert f"label {wrong} is not in 0..2" in each.error
+        assert [(stats.participants, stats.failures) for stats in result.rounds] == [(0, 4)] * 2
+        for call in run.grid.passed:
+            assert "DatasetError" in call.error
+            assert f"label {wrong} is not in 0..2" in call.error
 
     def test_one_client_whose_labels_are_wrong_is_out_alone(self) -> None:
         x, y = watched.samples(99, watched.PUBLIC)
         run = party("fedmd", warmup_epochs=1, public=lambda n: TensorDataset(x, y + 7 * (n == 1)))
         result = run.start(2)
-        assert [(each.participants, each.failures) for each in result.rounds] == [(3, 1)] * 2
-        assert {each.partition for each in run.grid.passed if each.error} == {1}
+        assert [(stats.participants, stats.failures) for stats in result.rounds] == [(3, 1)] * 2
+        assert {call.partition for call in run.grid.passed if call.error} == {1}
 
     def test_inputs_without_labels(self) -> None:
         x, _ = watched.samples(99, watched.PUBLIC)
         run = party("fedmd", warmup_epochs=1, public=lambda _: TensorDataset(x))
         result = run.start(1)
         assert result.rounds[0].failures == 4
-        assert all("DatasetError" in each.error for each in run.grid.passed)
+        assert all("DatasetError" in call.error for call in run.grid.passed)
         run = party("fedmd", public=lambda _: TensorDataset(x))
         assert run.start(1).rounds[0].failures == 0
 
@@ -208,13 +208,13 @@ class TestWarmUp:
         assert same_models(runs[0].grid, runs[2].grid)
 
     def test_labels_of_another_name(self) -> None:
-        """``classes`` and ``public_input_key`` hold for the warm-up, too."""
+        """``classes`` and ``public_input_key`` also apply to the warm-up."""
         x, y = watched.samples(99, watched.PUBLIC)
         plain, run = party("fedmd", warmup_epochs=2), party("fedmd", warmup_epochs=2)
         items = [{"a": x[i] * 0, "b": x[i], "label": 10 + int(y[i])} for i in range(len(x))]
         run.public = lambda _: items
         for sets in (run.train, run.test):
-            sets[:] = [TensorDataset(each.tensors[0], each.tensors[1] + 10) for each in sets]
+            sets[:] = [TensorDataset(source.tensors[0], source.tensors[1] + 10) for source in sets]
         run.client_options = {"classes": [10, 11, 12], "public_input_key": "b"}
         plain.start(2)
         assert run.start(2).rounds[0].failures == 0
@@ -265,7 +265,7 @@ class TestRegistration:
     def test_the_mean_keeps_its_digits(self) -> None:
         """A thousand float32 predictions: the mean is theirs to the last bit but one."""
         s = torch.full((1000, 2, 3), 1 / 3) + torch.linspace(0, 1e-3, 1000)[:, None, None]
-        found = FedMD().targets(1, [], s)
-        assert found.dtype == torch.float32
-        assert found.shape == s.shape
-        np.testing.assert_allclose(found[7], s.double().mean(dim=0), rtol=1.2e-7)
+        actual = FedMD().targets(1, [], s)
+        assert actual.dtype == torch.float32
+        assert actual.shape == s.shape
+        np.testing.assert_allclose(actual[7], s.double().mean(dim=0), rtol=1.2e-7)

@@ -31,7 +31,7 @@ def _random_client(seed: int, *, samples: int = 8, classes: int = 4, width: int 
 
 
 def _aggregate(clients: list[ClassMeans]) -> ClassMeans:
-    return aggregate_means([each.means for each in clients], [each.counts for each in clients])
+    return aggregate_means([client.means for client in clients], [client.counts for client in clients])
 
 
 def _as_mapping(means: ClassMeans) -> dict[int, Any]:
@@ -129,7 +129,7 @@ class TestAggregateMeans:
         for i in range(clients):
             each = _random_client(seed + 10 * i, samples=samples, classes=classes)
             uploads.append(ClassMeans(each.means.to(dtype), each.counts))
-        expected = oracle.aggregate_means([_as_mapping(each) for each in uploads])
+        expected = oracle.aggregate_means([_as_mapping(upload) for upload in uploads])
         _assert_matches(_aggregate(uploads), expected, dtype)
 
     @repeatable
@@ -183,11 +183,11 @@ class TestAggregateMeans:
 
     def test_inputs_are_not_changed(self) -> None:
         uploads = [_random_client(seed) for seed in (1, 2)]
-        before = [(each.means.clone(), each.counts.clone()) for each in uploads]
+        before = [(upload.means.clone(), upload.counts.clone()) for upload in uploads]
         _aggregate(uploads)
-        for each, (means, counts) in zip(uploads, before, strict=True):
-            assert torch.equal(each.means, means)
-            assert torch.equal(each.counts, counts)
+        for upload, (means, counts) in zip(uploads, before, strict=True):
+            assert torch.equal(upload.means, means)
+            assert torch.equal(upload.counts, counts)
 
     def test_no_clients(self) -> None:
         with pytest.raises(ValueError, match="means"):
@@ -267,7 +267,7 @@ class TestPrototypeLoss:
 
     @label_dtypes
     def test_label_dtypes(self, label_dtype: torch.dtype) -> None:
-        # Looked up by a tensor as key, or with uint8 taken for a mask, the term is silently zero or wrong.
+        # With a tensor as a dict key, or uint8 taken for a mask, the term would be zero or wrong without an error.
         features, prototypes = normal(6, 3, seed=1), normal(3, 3, seed=2)
         labels = torch.tensor([0, 1, 2, 1, 0, 1])
         expected = oracle.prototype_loss(

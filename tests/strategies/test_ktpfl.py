@@ -56,7 +56,7 @@ def test_the_oracle_s_own_cases() -> None:
 
 class TestRounds:
     @pytest.mark.parametrize("name", HETEROGENEOUS)
-    def test_three_rounds_of_unlike_models(self, name: str) -> None:
+    def test_three_rounds_of_heterogeneous_models(self, name: str) -> None:
         extra = FAST if name == "ktpfl" else {}
         run = party(name, **extra, **({"top_k": 2} if name == "topk-pfl" else {}))
         run.start(3)
@@ -112,9 +112,9 @@ class TestRounds:
         """Algorithm 1: round 1 distils with c_0, so everyone learns the mean of all."""
         run = party("ktpfl", **FAST)
         run.start(1)
-        mean = np.mean([each.came()["predictions"] for each in run.grid.of(1, "train").values()], axis=0)
-        for each in run.grid.of(1, "distill").values():
-            np.testing.assert_allclose(each.sent()["targets"], mean, atol=1e-6)
+        mean = np.mean([call.came()["predictions"] for call in run.grid.of(1, "train").values()], axis=0)
+        for call in run.grid.of(1, "distill").values():
+            np.testing.assert_allclose(call.sent()["targets"], mean, atol=1e-6)
         assert np.abs(run.matrices[0]["coefficients"] - 0.25).max() > 0.01
 
     def test_a_client_s_own_row_makes_its_target(self) -> None:
@@ -152,10 +152,10 @@ class TestRounds:
         for run in runs:
             run.start(3)
             for r in (1, 2, 3):
-                for n, each in run.grid.of(r, "distill").items():
-                    assert equal(each.kept, run.grid.of(r, "train")[n].kept)
+                for n, call in run.grid.of(r, "distill").items():
+                    assert equal(call.kept, run.grid.of(r, "train")[n].kept)
         assert same_models(runs[0].grid, runs[1].grid)
-        # λ weighs the matrix's loss, too: with 0 it has nothing to learn from, and stays at 1/N.
+        # λ also weighs the matrix's loss: with 0 there is no gradient, and the matrix stays at 1/N.
         np.testing.assert_allclose(runs[0].matrices[-1]["coefficients"], 0.25, atol=1e-15)
         assert np.abs(runs[1].matrices[-1]["coefficients"] - 0.25).max() > 1e-4
 
@@ -172,7 +172,7 @@ class TestRounds:
                 distill_weight=weight,
             )
             run.start(1)
-            s = [each.came()["predictions"] for _, each in sorted(run.grid.of(1, "train").items())]
+            s = [call.came()["predictions"] for _, call in sorted(run.grid.of(1, "train").items())]
             plain = coefficients.coefficient_gradient(np.full((4, 4), 0.25), s, [1.0] * 4, reduction="mean")
             moves.append((run.matrices[0]["coefficients"] - 0.25) / (-0.01 * plain))
         shares = np.array([17, 22, 12, 27]) / 78
@@ -193,19 +193,19 @@ class TestRounds:
         result = run.again(2, Watched(run.app(), 4))
         for r in (1, 2):
             s = [
-                coefficients.unpacked(each.came()["predictions"])
-                for _, each in sorted(run.grid.of(r, "train").items())
+                coefficients.unpacked(call.came()["predictions"])
+                for _, call in sorted(run.grid.of(r, "train").items())
             ]
             bare = coefficients.personal_targets(c, s)
             assert (bare < -0.1).any() or sum(row) != 1
             expected = np.maximum(bare, 0)
             expected /= expected.sum(axis=2, keepdims=True)
-            for n, each in run.grid.of(r, "distill").items():
-                sent = each.sent()["targets"]
+            for n, call in run.grid.of(r, "distill").items():
+                sent = call.sent()["targets"]
                 np.testing.assert_allclose(coefficients.unpacked(sent), expected[n], atol=5e-3)
                 if precision == "float32":
                     np.testing.assert_allclose(sent, expected[n], atol=2e-6)
-        assert [(each.participants, each.failures) for each in result.rounds] == [(4, 0)] * 2
+        assert [(stats.participants, stats.failures) for stats in result.rounds] == [(4, 0)] * 2
 
     @pytest.mark.parametrize("name", HETEROGENEOUS)
     def test_top_k_beyond_the_clients_and_one_client(self, name: str) -> None:
@@ -237,7 +237,7 @@ class TestParticipation:
     def test_a_client_without_an_answer_is_not_there(self) -> None:
         run = party("ktpfl", **FAST)
         run.start(2, grid={"faults": {2: Fault("raise", frozenset({1}))}})
-        first, second = (each["coefficients"] for each in run.matrices)
+        first, second = (matrix["coefficients"] for matrix in run.matrices)
         assert (first[2] == 0.25).all()
         assert (first[:, 2] == 0.25).all()
         assert (first[np.ix_([0, 1, 3], [0, 1, 3])] != 0.25).all()
@@ -251,8 +251,8 @@ class TestParticipation:
         run.start(1, grid={"faults": {2: Fault("raise")}})
         trained = run.grid.of(1, "train")
         mean = np.mean([trained[n].came()["predictions"] for n in (0, 1, 3)], axis=0)
-        for each in run.grid.of(1, "distill").values():
-            np.testing.assert_allclose(each.sent()["targets"], mean, atol=1e-6)
+        for call in run.grid.of(1, "distill").values():
+            np.testing.assert_allclose(call.sent()["targets"], mean, atol=1e-6)
 
     @pytest.mark.parametrize("name", HETEROGENEOUS)
     def test_a_client_that_returns_keeps_its_row(self, name: str) -> None:
@@ -261,7 +261,7 @@ class TestParticipation:
 
         run = party(name, **(FAST if name == "ktpfl" else {}))
         run.start(4, grid={"arrive": arrive})
-        rows = [each["coefficients"][1] for each in run.matrices]
+        rows = [matrix["coefficients"][1] for matrix in run.matrices]
         assert all(1 not in run.grid.of(r, "train") for r in (2, 3))
         assert (rows[0] == rows[1]).all()
         assert (rows[1] == rows[2]).all()
@@ -318,9 +318,9 @@ class TestParticipation:
     def test_nodes_without_a_partition_go_by_their_ids(self) -> None:
         class Nameless(KTpFLClient):
             def get_properties(self, config: Any) -> Any:
-                found = super().get_properties(config)
-                del found["partition-id"]
-                return found
+                actual = super().get_properties(config)
+                del actual["partition-id"]
+                return actual
 
         run = party("ktpfl", **FAST)
         run.client = Nameless
@@ -358,7 +358,7 @@ class TestState:
 
     @pytest.mark.parametrize("kind", ["ktpfl", "sim-pfl", "ktpfl-weights"])
     def test_interrupted_and_resumed_equals_uninterrupted(self, kind: str, tmp_path: Path) -> None:
-        """Where the clients outlive the server. A model's arrays may come in another order."""
+        """The clients continue while the server restarts. A model's arrays may come in another order."""
         alike = kind == "ktpfl-weights"
         whole, parts = (party(kind, alike=alike) for _ in range(2))
         record = None
@@ -376,17 +376,17 @@ class TestState:
         kept = list(parts.grid.of(2, "distill")[0].kept)
         fresh = Watched(parts.app(), 4, seed=9)
         parts.strategy = parts.build(checkpoint_dir=tmp_path, resume=True)
-        before = [each["coefficients"] for each in parts.matrices]
+        before = [matrix["coefficients"] for matrix in parts.matrices]
         result = parts.again(3, fresh, record)
-        assert [each.server_round for each in result.rounds] == [3]
+        assert [stats.server_round for stats in result.rounds] == [3]
         # A new run: nobody has a model, and everyone is sent its own personal global model.
         names = parts.strategy.architecture.names
         assert set(names) == set(kept)
-        for n, each in fresh.of(3, "train").items():
-            came = dict(zip(names, each.down_arrays, strict=True))
+        for n, call in fresh.of(3, "train").items():
+            came = dict(zip(names, call.down_arrays, strict=True))
             for name, value in zip(kept, models[n], strict=True):
                 np.testing.assert_array_equal(came[name], value)
-            assert each.error == ""
+            assert call.error == ""
         assert np.abs(parts.matrices[-1]["coefficients"] - before[-1]).max() > 0
 
     def test_state_before_the_first_answers_is_none(self) -> None:
@@ -489,9 +489,9 @@ class TestState:
 
         class Nameless(base):  # type: ignore[misc]
             def get_properties(self, config: Any) -> Any:
-                found = super().get_properties(config)
-                del found["partition-id"]
-                return found
+                actual = super().get_properties(config)
+                del actual["partition-id"]
+                return actual
 
         def arrive(grid: Watched, asked: int) -> None:
             if asked == 0:
@@ -540,12 +540,12 @@ class TestAccuracy:
 
     @pytest.mark.parametrize("name", HETEROGENEOUS)
     def test_initial_arrays_are_not_sent(self, name: str) -> None:
-        """They may be there, as with any other strategy; nothing becomes of them."""
+        """Initial arrays are allowed, as in any strategy, and ignored."""
         runs = [party(name) for _ in range(2)]
         record = initial(runs[1], watched.net(2, seed=7))
         runs[0].start(1)
         result = runs[1].start(1, initial=record)
-        assert not any(each.down_arrays or each.up_arrays for each in runs[1].grid.passed)
+        assert not any(call.down_arrays or call.up_arrays for call in runs[1].grid.passed)
         assert (result.rounds[0].participants, result.rounds[0].failures) == (4, 0)
         assert same_models(runs[0].grid, runs[1].grid)
         assert {k: v.data for k, v in result.arrays.items()} == {k: v.data for k, v in record.items()}
@@ -553,17 +553,17 @@ class TestAccuracy:
     def test_nothing_but_numbers_comes_back_from_the_distillation(self) -> None:
         run = party("ktpfl")
         run.start(1)
-        for each in run.grid.of(1, "distill").values():
-            assert each.up is None
-            assert each.up_arrays == []
-        for each in run.grid.of(1, "train").values():
-            assert each.up_arrays == []
-            assert set(each.metrics) == {"train-loss"}
-        assert not any(each.down_arrays for each in run.grid.passed)
+        for call in run.grid.of(1, "distill").values():
+            assert call.up is None
+            assert call.up_arrays == []
+        for call in run.grid.of(1, "train").values():
+            assert call.up_arrays == []
+            assert set(call.metrics) == {"train-loss"}
+        assert not any(call.down_arrays for call in run.grid.passed)
 
 
 class TestConfig:
-    def test_the_paper_s_values_of_unlike_models(self) -> None:
+    def test_the_paper_s_values_of_heterogeneous_models(self) -> None:
         """Appendix B.2, and K of section 5.1."""
         config = KTpFLConfig()
         assert (config.temperature, config.distill_weight, config.top_k) == (10, 1, 5)

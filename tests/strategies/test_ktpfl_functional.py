@@ -92,30 +92,30 @@ class TestTheorem:
     @staticmethod
     def ensembles(c: Sequence[float], probabilities: Sequence[tuple[float, float]]) -> list[float]:
         """Client 0's personalised probabilities of the labels; client 1 keeps its own."""
-        found = []
+        actual = []
         for label, (first, second) in enumerate(probabilities):
             s = pair(first, second, label)
             target = personal_targets(tensor([c, [0, 1]]), tensor(s))
             same(target[1], s[1])
             same(target.sum(dim=2), 1.0)
-            found.append(target[0, 0, label].item())
-            assert abs(found[-1] - oracle.ensemble(c, (first, second))) < 1e-12
-        return found
+            actual.append(target[0, 0, label].item())
+            assert abs(actual[-1] - oracle.ensemble(c, (first, second))) < 1e-12
+        return actual
 
     def test_the_first_with_printed_numbers(self) -> None:
         # h_1's numbers are not printed: P_1(y = 0|x_0) = 0.40 and P_1(y = 1|x_1) = 0.90 to two digits
-        found = self.ensembles([0.5, 0.5], [(0.92, 0.40), (0.23, 0.90)])
-        np.testing.assert_allclose(found, [0.66, 0.565], rtol=0, atol=1e-9)
+        actual = self.ensembles([0.5, 0.5], [(0.92, 0.40), (0.23, 0.90)])
+        np.testing.assert_allclose(actual, [0.66, 0.565], rtol=0, atol=1e-9)
 
     def test_the_first_with_its_hypotheses(self) -> None:
         probabilities = self.of(self.FIRST)
         np.testing.assert_allclose(probabilities, [(0.92, 0.40), (0.23, 0.90)], rtol=0, atol=0.005)
-        found = self.ensembles([0.5, 0.5], probabilities)
-        np.testing.assert_allclose(found, [0.659070, 0.565862], rtol=0, atol=1e-6)
-        np.testing.assert_allclose(found, [0.66, 0.565], rtol=0, atol=0.001)
+        actual = self.ensembles([0.5, 0.5], probabilities)
+        np.testing.assert_allclose(actual, [0.659070, 0.565862], rtol=0, atol=1e-6)
+        np.testing.assert_allclose(actual, [0.66, 0.565], rtol=0, atol=0.001)
         alone = self.ensembles([1.0, 0.0], probabilities)
         assert [p > 0.5 for p in alone] == [True, False]  # "50%"
-        assert [p > 0.5 for p in found] == [True, True]  # "100%"
+        assert [p > 0.5 for p in actual] == [True, True]  # "100%"
         labels = [oracle.logistic([4, 3], 0, x) > 0.5 for x in self.FIRST["x"]]
         assert labels == [False, True]
 
@@ -124,20 +124,20 @@ class TestTheorem:
         probabilities = [(1 - 0.43, 0.40), (0.4, 0.90)]
         average = self.ensembles([0.5, 0.5], probabilities)
         np.testing.assert_allclose(average, [0.485, 0.65], rtol=0, atol=1e-9)
-        found = self.ensembles([2 / 3, 1 / 3], probabilities)
-        np.testing.assert_allclose(np.round(found, 3), [0.513, 0.567], rtol=0, atol=1e-9)
+        actual = self.ensembles([2 / 3, 1 / 3], probabilities)
+        np.testing.assert_allclose(np.round(actual, 3), [0.513, 0.567], rtol=0, atol=1e-9)
 
     def test_the_second_with_its_hypotheses(self) -> None:
         probabilities = self.of(self.SECOND)
         np.testing.assert_allclose(probabilities, [(0.57, 0.40), (0.40, 0.90)], rtol=0, atol=0.007)
-        average, found = (self.ensembles(c, probabilities) for c in ([0.5, 0.5], [2 / 3, 1 / 3]))
+        average, actual = (self.ensembles(c, probabilities) for c in ([0.5, 0.5], [2 / 3, 1 / 3]))
         np.testing.assert_allclose(average, [0.487899, 0.649581], rtol=0, atol=1e-6)
-        np.testing.assert_allclose(found, [0.517561, 0.566025], rtol=0, atol=1e-6)
-        np.testing.assert_allclose([average, found], [[0.485, 0.65], [0.513, 0.567]], rtol=0, atol=0.005)
+        np.testing.assert_allclose(actual, [0.517561, 0.566025], rtol=0, atol=1e-6)
+        np.testing.assert_allclose([average, actual], [[0.485, 0.65], [0.513, 0.567]], rtol=0, atol=0.005)
         alone = self.ensembles([1.0, 0.0], probabilities)
         assert [p > 0.5 for p in alone] == [True, False]
         assert [p > 0.5 for p in average] == [False, True]
-        assert [p > 0.5 for p in found] == [True, True]
+        assert [p > 0.5 for p in actual] == [True, True]
 
 
 class TestKnowledge:
@@ -147,9 +147,9 @@ class TestKnowledge:
         c, s, _ = problem(seed, clients, samples, classes)
         if free:
             c = np.random.default_rng(seed).normal(size=c.shape)
-        found = personal_targets(tensor(c), tensor(s))
-        assert found.dtype == torch.float64
-        same(found, oracle.personal_targets(c, s))
+        actual = personal_targets(tensor(c), tensor(s))
+        assert actual.dtype == torch.float64
+        same(actual, oracle.personal_targets(c, s))
 
     def test_rows_are_who_learns(self) -> None:
         """Row n, not column n, is client n's: equation 6's convention."""
@@ -161,10 +161,10 @@ class TestKnowledge:
     @pytest.mark.parametrize("of_s", [torch.float32, torch.float64])
     def test_targets_have_the_predictions_dtype(self, of_c: torch.dtype, of_s: torch.dtype) -> None:
         c, s, _ = problem(0, 4)
-        found = personal_targets(tensor(c, of_c), tensor(s, of_s))
-        assert found.dtype == of_s
-        assert found.shape == (4, 3, 4)
-        same(found, oracle.personal_targets(c, s), rtol=1e-6)
+        actual = personal_targets(tensor(c, of_c), tensor(s, of_s))
+        assert actual.dtype == of_s
+        assert actual.shape == (4, 3, 4)
+        same(actual, oracle.personal_targets(c, s), rtol=1e-6)
 
     @repeatable
     @given(
@@ -184,26 +184,26 @@ class TestKnowledge:
         loss = knowledge_loss(of_c, tensor(s), tensor(p), **options)
         assert loss.shape == ()
         same(loss, oracle.knowledge_loss(c, s, p, **options))
-        found = coefficient_gradient(tensor(c), tensor(s), tensor(p), **options)
+        actual = coefficient_gradient(tensor(c), tensor(s), tensor(p), **options)
         (slope,) = torch.autograd.grad(loss, of_c)
-        same(found, slope.numpy())
-        same(found, oracle.coefficient_gradient(c, s, p, **options))
+        same(actual, slope.numpy())
+        same(actual, oracle.coefficient_gradient(c, s, p, **options))
         numerical = oracle.differences(lambda x: oracle.knowledge_loss(x, s, p, **options), c)
-        same(found, numerical, atol=1e-6, rtol=1e-6)
+        same(actual, numerical, atol=1e-6, rtol=1e-6)
 
     def test_defaults_are_the_bare_sum(self) -> None:
         c, s, p = problem(1, 3)
         same(knowledge_loss(tensor(c), tensor(s), tensor(p)), oracle.knowledge_loss(c, s, p, 1.0, 0.0, "sum"))
-        found = coefficient_gradient(tensor(c), tensor(s), tensor(p))
-        same(found, oracle.coefficient_gradient(c, s, p, 1.0, 0.0, "sum"))
+        actual = coefficient_gradient(tensor(c), tensor(s), tensor(p))
+        same(actual, oracle.coefficient_gradient(c, s, p, 1.0, 0.0, "sum"))
 
     def test_targets_can_be_given(self) -> None:
         """Those that the clients are sent are those of the gradient: made once."""
         c, s, p = tensors(2, 4)
         targets = personal_targets(c, s)
         options: Any = {"weight": 2.0, "rho": 0.3, "reduction": "mean"}
-        found = coefficient_gradient(c, s, p, targets=targets, **options)
-        same(found, coefficient_gradient(c, s, p, **options).numpy())
+        actual = coefficient_gradient(c, s, p, targets=targets, **options)
+        same(actual, coefficient_gradient(c, s, p, **options).numpy())
 
     @pytest.mark.parametrize("call", [knowledge_loss, coefficient_gradient])
     def test_unknown_reduction(self, call: Callable[..., Tensor]) -> None:
@@ -217,9 +217,9 @@ class TestKnowledge:
         args = (tensor(c, torch.float32), tensor(s, torch.float32), tensor(p, torch.float32))
         options: Any = {"weight": 1.5, "rho": 0.6, "reduction": reduction}
         exact = (tensor(c), tensor(s), tensor(p))
-        found, expected = coefficient_gradient(*args, **options), coefficient_gradient(*exact, **options)
-        assert found.dtype == torch.float32
-        same(found, expected.numpy(), rtol=1e-4)
+        actual, expected = coefficient_gradient(*args, **options), coefficient_gradient(*exact, **options)
+        assert actual.dtype == torch.float32
+        same(actual, expected.numpy(), rtol=1e-4)
         loss = knowledge_loss(*args, **options)
         assert loss.dtype == torch.float32
         same(loss, knowledge_loss(*exact, **options).numpy(), rtol=1e-4)
@@ -229,8 +229,8 @@ class TestKnowledge:
         c, s, p = tensors(4, 3, samples)
         ratio = knowledge_loss(c, s, p) / knowledge_loss(c, s, p, reduction="mean")
         assert abs(ratio.item() - samples) < 1e-9
-        found, mean = (coefficient_gradient(c, s, p, reduction=r) for r in REDUCTIONS)
-        same(found, samples * mean.numpy())
+        actual, mean = (coefficient_gradient(c, s, p, reduction=r) for r in REDUCTIONS)
+        same(actual, samples * mean.numpy())
 
     @repeatable
     @given(st.integers(1, 4), st.integers(1, 3), st.integers(2, 4), st.sampled_from(REDUCTIONS), seeds)
@@ -248,13 +248,13 @@ class TestKnowledge:
         p = rng.dirichlet(np.ones(clients))
         loss = knowledge_loss(tensor(c), tensor(s), tensor(p), reduction=reduction)
         same(loss, oracle.knowledge_loss(c, s, p, reduction=reduction))
-        found = coefficient_gradient(tensor(c), tensor(s), tensor(p), reduction=reduction)
+        actual = coefficient_gradient(tensor(c), tensor(s), tensor(p), reduction=reduction)
         expected = oracle.coefficient_gradient(c, s, p, reduction=reduction)
         # where p log p goes on as p log(floor), its derivative has no 1: either is a gradient there
         floored = oracle.personal_targets(c, s) <= FLOOR
         slack = np.einsum("nkc,mkc->nm", floored, s) * p[:, None] / oracle.count(reduction, samples)
-        difference = np.abs(found.numpy() - expected)
-        assert np.isfinite(found.numpy()).all()
+        difference = np.abs(actual.numpy() - expected)
+        assert np.isfinite(actual.numpy()).all()
         assert (difference <= slack + 1e-9).all()
 
     def test_equal_zeros_are_no_distance(self) -> None:
@@ -268,13 +268,13 @@ class TestKnowledge:
         rng = np.random.default_rng(seed)
         rows = rng.normal(0.3, 1.0, size=(clients, 2, classes))
         rows[rng.random(rows.shape[:2]) < 0.2] = 0
-        found = as_distributions(tensor(rows))
-        same(found, [oracle.as_distributions(block) for block in rows])
-        same(found.sum(dim=2), 1.0)
-        assert (found >= 0).all()
+        actual = as_distributions(tensor(rows))
+        same(actual, [oracle.as_distributions(block) for block in rows])
+        same(actual.sum(dim=2), 1.0)
+        assert (actual >= 0).all()
         of_floats = as_distributions(tensor(rows, torch.float32))
         assert of_floats.dtype == torch.float32
-        same(of_floats, found.numpy(), atol=1e-6)
+        same(of_floats, actual.numpy(), atol=1e-6)
 
     def test_one_client(self) -> None:
         c, s, p = tensor([[1.0]]), tensors(0, 1)[1], tensor([1.0])
@@ -328,11 +328,11 @@ class TestCosines:
             s = rng.normal(size=s.shape)
         if s[0].size == 1:  # all parallel: equal but for rounding, see the ties below
             s = np.sign(s) * rng.choice([1.0, 2.0, 4.0], size=s.shape)
-        found = cosine_coefficients(tensor(s), k)
-        same(found, oracle.cosine_coefficients(s, k))
-        same(found.sum(dim=1), 1.0)
-        assert (found >= 0).all()
-        assert found.dtype == torch.float64
+        actual = cosine_coefficients(tensor(s), k)
+        same(actual, oracle.cosine_coefficients(s, k))
+        same(actual.sum(dim=1), 1.0)
+        assert (actual >= 0).all()
+        assert actual.dtype == torch.float64
 
     def test_k(self) -> None:
         s = tensors(3, 6)[1]
@@ -349,27 +349,27 @@ class TestCosines:
         """The lower index first, but none of its twins before a client itself."""
         one, other = [[1.0, 0.0], [0.5, 0.5]], [[0.0, 1.0], [0.5, 0.5]]
         s = [one, other, one, other, one, one]
-        found = cosine_coefficients(tensor(s, dtype), k)
-        assert found.dtype == dtype
-        same(found, oracle.cosine_coefficients(s, k), atol=1e-6)
-        assert all(found[n, n] > 0 for n in range(6))
+        actual = cosine_coefficients(tensor(s, dtype), k)
+        assert actual.dtype == dtype
+        same(actual, oracle.cosine_coefficients(s, k), atol=1e-6)
+        assert all(actual[n, n] > 0 for n in range(6))
 
     def test_ties_among_many(self) -> None:
         """Sorting must be stable where a vectorised sort of many equal numbers is not."""
         s = torch.cat([torch.eye(2)[:1].repeat(40, 1), torch.eye(2)[1:].repeat(40, 1)])[:, None]
-        found = cosine_coefficients(s, 5)
+        actual = cosine_coefficients(s, 5)
         for n in range(80):
             first = 40 * (n // 40)
             expected = {n} | set([m for m in range(first, first + 6) if m != n][:4])
-            assert set(found[n].nonzero().flatten().tolist()) == expected
+            assert set(actual[n].nonzero().flatten().tolist()) == expected
 
     def test_nothing_predicted(self) -> None:
         s = np.array([[[0.0, 0.0]], [[1.0, 0.0]], [[0.0, 0.0]], [[1.0, 1.0]]])
-        found = cosine_coefficients(tensor(s))
-        assert torch.isfinite(found).all()
-        assert found[0].tolist() == [1, 0, 0, 0]
-        assert found[2].tolist() == [0, 0, 1, 0]
-        same(found, oracle.cosine_coefficients(s))
+        actual = cosine_coefficients(tensor(s))
+        assert torch.isfinite(actual).all()
+        assert actual[0].tolist() == [1, 0, 0, 0]
+        assert actual[2].tolist() == [0, 0, 1, 0]
+        same(actual, oracle.cosine_coefficients(s))
         same(cosine_coefficients(tensor(s), 2), oracle.cosine_coefficients(s, 2))
 
     def test_scale_does_not_matter(self) -> None:
@@ -378,7 +378,7 @@ class TestCosines:
         same(cosine_coefficients(s * factors), cosine_coefficients(s).numpy())
 
     def test_all_samples_count_together(self) -> None:
-        """One cosine of all predictions, no mean over samples."""
+        """The cosine is of all predictions together, and not a mean over samples."""
         s = [[[3.0, 0.0], [0.0, 0.0]], [[1.0, 0.0], [0.0, 1.0]]]
         row = cosine_coefficients(tensor(s))[0]
         same(row[1] / row[0], 1 / np.sqrt(2))
@@ -392,11 +392,11 @@ class Ops(TorchDispatchMode):
         self.calls, self.largest = 0, 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
+        actual = func(*args, **(kwargs or {}))
         self.calls += 1
-        results = found if isinstance(found, tuple | list) else [found]
+        results = actual if isinstance(actual, tuple | list) else [actual]
         self.largest = max([self.largest, *(r.numel() for r in results if isinstance(r, Tensor))])
-        return found
+        return actual
 
 
 PACKAGE = [str(Path(flwr_kd.__file__).parent), str(Path(functional.__file__).parents[1])]

@@ -45,10 +45,10 @@ class TestSimplex:
     @given(st.integers(1, 6), st.sampled_from([0.01, 0.3, 1.0, 5.0, 1e3]), seeds)
     def test_against_all_supports(self, size: int, scale: float, seed: int) -> None:
         rows = np.random.default_rng(seed).normal(scale=scale, size=(3, size))
-        found = project_simplex(tensor(rows))
-        same(found, [oracle.project_simplex(row) for row in rows], atol=1e-12 * max(1, scale))
-        assert (found >= 0).all()
-        same(found.sum(dim=-1), 1.0)
+        actual = project_simplex(tensor(rows))
+        same(actual, [oracle.project_simplex(row) for row in rows], atol=1e-12 * max(1, scale))
+        assert (actual >= 0).all()
+        same(actual.sum(dim=-1), 1.0)
 
     @settings(max_examples=25, deadline=None, derandomize=True)
     @given(st.integers(1, 12), st.sampled_from([0.05, 0.5, 2.0]), seeds)
@@ -61,21 +61,21 @@ class TestSimplex:
     def test_against_a_grid(self, scale: float, seed: int) -> None:
         """No point of a grid over the triangle is nearer, and the nearest of them is near."""
         row = np.random.default_rng(seed).normal(0.3, scale, size=3)
-        found = project_simplex(tensor([row]))[0].numpy()
+        actual = project_simplex(tensor([row]))[0].numpy()
         points = np.array(list(oracle.grid(200)))
         distances = ((points - row) ** 2).sum(axis=1)
-        assert ((found - row) ** 2).sum() <= distances.min() + 1e-12
-        assert np.abs(points[distances.argmin()] - found).max() < 0.01
+        assert ((actual - row) ** 2).sum() <= distances.min() + 1e-12
+        assert np.abs(points[distances.argmin()] - actual).max() < 0.01
 
     @pytest.mark.parametrize(("size", "dtype"), [(100, torch.float64), (1000, torch.float32)])
     def test_long_rows(self, size: int, dtype: torch.dtype) -> None:
         rows = np.random.default_rng(0).normal(1 / size, 0.1, size=(5, size))
-        found = project_simplex(tensor(rows, dtype))
-        assert found.dtype == dtype
+        actual = project_simplex(tensor(rows, dtype))
+        assert actual.dtype == dtype
         atol = 1e-10 if dtype == torch.float64 else 1e-5
-        same(found, [oracle.project_by_root(row) for row in rows], atol=atol)
-        same(found.double().sum(dim=-1), 1.0, atol=atol)
-        assert (found >= 0).all()
+        same(actual, [oracle.project_by_root(row) for row in rows], atol=atol)
+        same(actual.double().sum(dim=-1), 1.0, atol=atol)
+        assert (actual >= 0).all()
 
     @repeatable
     @given(st.integers(1, 6), seeds)
@@ -93,13 +93,13 @@ class TestSimplex:
     def test_a_shift_costs_no_digits(self, shift: float) -> None:
         """Single precision holds these rows, not their sums."""
         rows = np.array([[0.0, -0.5, -0.25, 0.125, -3.0], [0.25, 0.5, 0.25, 0.0, 0.0]])
-        found = project_simplex(tensor(rows + shift, torch.float32))
-        same(found, [oracle.project_simplex(row) for row in rows], atol=1e-6)
+        actual = project_simplex(tensor(rows + shift, torch.float32))
+        same(actual, [oracle.project_simplex(row) for row in rows], atol=1e-6)
 
     def test_any_number_of_dimensions(self) -> None:
         rows = np.random.default_rng(0).normal(size=(2, 3, 4))
-        found = project_simplex(tensor(rows))
-        same(found, [[oracle.project_simplex(row) for row in block] for block in rows])
+        actual = project_simplex(tensor(rows))
+        same(actual, [[oracle.project_simplex(row) for row in block] for block in rows])
         same(project_simplex(tensor(rows[0, 0])), oracle.project_simplex(rows[0, 0]))
         assert project_simplex(torch.zeros(0, 3)).shape == (0, 3)
 
@@ -121,9 +121,9 @@ class TestStep:
     @pytest.mark.parametrize("how", NORMALIZATIONS)
     def test_large_numbers(self, how: str) -> None:
         rows = np.array([[1e4, 0.0, -1e4], [-1e4, -1e4, -1e4], [1e4, 1e4, 0.0]])
-        found = normalize_rows(tensor(rows), how)
-        assert torch.isfinite(found).all()
-        same(found, [oracle.normalize(row, how) for row in rows])
+        actual = normalize_rows(tensor(rows), how)
+        assert torch.isfinite(actual).all()
+        same(actual, [oracle.normalize(row, how) for row in rows])
 
     @pytest.mark.parametrize("how", NORMALIZATIONS)
     @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
@@ -131,16 +131,16 @@ class TestStep:
         c = np.array([[0.7, 0.2, 0.3], [0.5, 0.3, 0.2], [0.2, 0.2, 0.6]])
         slope = np.random.default_rng(0).normal(size=(3, 3))
         slope[0, 1] = bad
-        found = step(tensor(c), tensor(slope), 0.1, how)
-        assert torch.equal(found[0], tensor(c[0]))
-        same(found, oracle.step(c, slope, 0.1, how))
-        assert not torch.equal(found[1:], tensor(c[1:]))
+        actual = step(tensor(c), tensor(slope), 0.1, how)
+        assert torch.equal(actual[0], tensor(c[0]))
+        same(actual, oracle.step(c, slope, 0.1, how))
+        assert not torch.equal(actual[1:], tensor(c[1:]))
         slope[:] = bad
         assert torch.equal(step(tensor(c), tensor(slope), 0.1, how), tensor(c))
 
     @pytest.mark.parametrize("how", NORMALIZATIONS)
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-    def test_steps_beyond_all_numbers(self, how: str, dtype: torch.dtype) -> None:
+    def test_steps_that_are_not_finite(self, how: str, dtype: torch.dtype) -> None:
         """The gradient is finite, what it is multiplied to is not."""
         slope = torch.tensor([[torch.finfo(dtype).max, 0.0], [0.0, 0.0]], dtype=dtype)
         for sign in (-1, 1):
@@ -156,8 +156,8 @@ class TestStep:
     @pytest.mark.parametrize("how", NORMALIZATIONS)
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
     def test_dtype_stays(self, how: str, dtype: torch.dtype) -> None:
-        found = step(torch.eye(3, dtype=dtype), torch.ones(3, 3, dtype=dtype), 0.1, how)
-        assert found.dtype == dtype
+        actual = step(torch.eye(3, dtype=dtype), torch.ones(3, 3, dtype=dtype), 0.1, how)
+        assert actual.dtype == dtype
         assert normalize_rows(torch.eye(3, dtype=dtype), how).dtype == dtype
 
     @pytest.mark.parametrize("how", ["", "Simplex", "sparsemax"])
@@ -182,8 +182,8 @@ class TestDescent:
     def test_several_steps(self, how: str, reduction: str) -> None:
         c, s, p = problem(5, 4)
         options: Any = {"weight": 2.0, "rho": 0.1, "reduction": reduction}
-        found = descend(tensor(c), tensor(s), tensor(p), 0.03, 6, how, **options)
-        same(found, oracle.descend(c, s, p, 0.03, 6, how, **options))
+        actual = descend(tensor(c), tensor(s), tensor(p), 0.03, 6, how, **options)
+        same(actual, oracle.descend(c, s, p, 0.03, 6, how, **options))
 
     def test_the_loss_falls(self) -> None:
         c, s, p = tensors(6, 5)
@@ -229,8 +229,8 @@ class TestDescent:
         c, s, p = tensors(seed, clients)
         order = torch.from_numpy(np.random.default_rng(seed).permutation(clients))
         options: Any = {"rho": 0.2, "reduction": "mean"}
-        found = descend(c[order][:, order], s[order], p[order], 0.1, 3, how, **options)
-        same(found, descend(c, s, p, 0.1, 3, how, **options)[order][:, order].numpy())
+        actual = descend(c[order][:, order], s[order], p[order], 0.1, 3, how, **options)
+        same(actual, descend(c, s, p, 0.1, 3, how, **options)[order][:, order].numpy())
         moved = knowledge_loss(c[order][:, order], s[order], p[order], **options)
         same(moved, knowledge_loss(c, s, p, **options).numpy())
         same(personal_targets(c[order][:, order], s[order]), personal_targets(c, s)[order].numpy(), rtol=1e-9)
@@ -255,13 +255,13 @@ class TestDescent:
         c = torch.full((8, 8), 1 / 8, dtype=torch.float64)
         c = descend(c, s, p, rate, steps, how, rho=rho, reduction=reduction)
         mates = groups[:, None] == groups[None]
-        found = c.numpy()
+        actual = c.numpy()
         for n in range(8):
             others = np.arange(8) != n
-            assert found[n, mates[n] & others].min() > found[n, ~mates[n]].max()
-            assert found[n, n] == found[n].max()
+            assert actual[n, mates[n] & others].min() > actual[n, ~mates[n]].max()
+            assert actual[n, n] == actual[n].max()
         if how == "simplex":
-            assert found[mates].mean() > 1.5 * found[~mates].mean()
+            assert actual[mates].mean() > 1.5 * actual[~mates].mean()
         similar = cosine_coefficients(s).numpy()
         assert similar[mates].min() > similar[~mates].max()
         nearest = cosine_coefficients(s, 4).numpy()
@@ -291,12 +291,12 @@ class TestParticipation:
     @given(st.integers(1, 6), st.booleans(), seeds)
     def test_of_participants(self, clients: int, free: bool, seed: int) -> None:
         c, rows = sparse(seed, clients, free), attending(seed, clients)
-        found = of_participants(tensor(c), torch.tensor(rows))
-        assert found.shape == (len(rows), len(rows))
-        same(found, oracle.of_participants(c, rows))
+        actual = of_participants(tensor(c), torch.tensor(rows))
+        assert actual.shape == (len(rows), len(rows))
+        same(actual, oracle.of_participants(c, rows))
         if not free:
-            same(found.sum(dim=1), 1.0)
-            assert (found >= 0).all()
+            same(actual.sum(dim=1), 1.0)
+            assert (actual >= 0).all()
 
     @repeatable
     @given(st.integers(1, 6), st.booleans(), seeds)
@@ -309,12 +309,12 @@ class TestParticipation:
     def test_with_participants(self, clients: int, seed: int) -> None:
         c, rows = sparse(seed, clients), attending(seed, clients)
         weights = distributions(np.random.default_rng([seed, 2]), len(rows), len(rows))
-        found = with_participants(tensor(c), torch.tensor(rows), tensor(weights)).numpy()
-        np.testing.assert_allclose(found, oracle.with_participants(c, rows, weights), rtol=1e-12, atol=1e-14)
-        np.testing.assert_allclose(found.sum(axis=1), 1.0, rtol=0, atol=1e-12)
+        actual = with_participants(tensor(c), torch.tensor(rows), tensor(weights)).numpy()
+        np.testing.assert_allclose(actual, oracle.with_participants(c, rows, weights), rtol=1e-12, atol=1e-14)
+        np.testing.assert_allclose(actual.sum(axis=1), 1.0, rtol=0, atol=1e-12)
         away = [n for n in range(clients) if n not in rows]
-        assert np.array_equal(found[away], c[away])
-        assert np.array_equal(found[:, away], c[:, away])
+        assert np.array_equal(actual[away], c[away])
+        assert np.array_equal(actual[:, away], c[:, away])
 
     @repeatable
     @given(st.integers(1, 6), seeds)
@@ -332,8 +332,8 @@ class TestParticipation:
     def test_the_order_of_participants(self, clients: int, seed: int) -> None:
         c, rows = tensor(sparse(seed, clients)), torch.tensor(attending(seed, clients))
         order = torch.from_numpy(np.random.default_rng(seed).permutation(len(rows)))
-        found = of_participants(c, rows[order])
-        same(found, of_participants(c, rows)[order][:, order].numpy())
+        actual = of_participants(c, rows[order])
+        same(actual, of_participants(c, rows)[order][:, order].numpy())
         weights = tensor(distributions(np.random.default_rng(seed), len(rows), len(rows)))
         moved = with_participants(c, rows[order], weights[order][:, order])
         same(moved, with_participants(c, rows, weights).numpy())
@@ -342,8 +342,8 @@ class TestParticipation:
     def test_rows_without_weight_on_those_present(self, tiny: float) -> None:
         c = np.array([[0.5, 0.25, 0.25], [1 - tiny, tiny, 0], [0.2, 0.2, 0.6]])
         rows = [1, 2]
-        found = of_participants(tensor(c), torch.tensor(rows))
-        same(found, [[0.5, 0.5], [0.25, 0.75]])
+        actual = of_participants(tensor(c), torch.tensor(rows))
+        same(actual, [[0.5, 0.5], [0.25, 0.75]])
         weights = tensor([[0.9, 0.1], [0.5, 0.5]])
         moved = with_participants(tensor(c), torch.tensor(rows), weights).numpy()
         assert np.array_equal(moved[:2], c[:2])
@@ -364,17 +364,17 @@ class TestParticipation:
         ],
     )  # fmt: skip
     def test_rows_without_a_sum_above_0(self, row: list[float]) -> None:
-        """As "none" can leave them, with weights below 0."""
+        """Rows with weights below 0, which normalize=none allows."""
         c = np.array([row, [0.2, 0.6, 0.2], [0.1, 0.1, 0.8]])
         for rows in ([0, 1], [2, 0], [1, 2, 0], [0]):
-            found = of_participants(tensor(c), torch.tensor(rows))
-            assert torch.isfinite(found).all()
+            actual = of_participants(tensor(c), torch.tensor(rows))
+            assert torch.isfinite(actual).all()
             expected = oracle.of_participants(c, rows)
-            same(found, expected)
+            same(actual, expected)
             weights = np.full((len(rows), len(rows)), 1 / len(rows))
             moved = with_participants(tensor(c), torch.tensor(rows), tensor(weights))
             same(moved, oracle.with_participants(c, rows, weights))
-            same(with_participants(tensor(c), torch.tensor(rows), found), c)
+            same(with_participants(tensor(c), torch.tensor(rows), actual), c)
 
     def test_a_negative_weight_beside_mass(self) -> None:
         c = np.array([[0.8, -0.2, 0.6], [0.2, 0.6, 0.2], [0.1, 0.1, 0.8]])
@@ -398,11 +398,11 @@ class TestParticipation:
         weights = tensor([[1.0, 0.0], [0.0, 1.0]], dtype)
         before = c.clone()
         assert of_participants(c, rows).dtype == dtype
-        found = with_participants(c, rows, weights)
-        assert found.dtype == dtype
+        actual = with_participants(c, rows, weights)
+        assert actual.dtype == dtype
         assert extend(c, 2).dtype == dtype
         extend(c, 0).add_(1)
-        found.add_(1)
+        actual.add_(1)
         with_participants(c, rows[:0], weights[:0, :0]).add_(1)
         assert torch.equal(c, before)
         assert weights.tolist() == [[1, 0], [0, 1]]
@@ -411,12 +411,12 @@ class TestParticipation:
     @given(st.integers(0, 5), st.integers(0, 4), st.booleans(), seeds)
     def test_extend(self, clients: int, more: int, free: bool, seed: int) -> None:
         c = sparse(seed, clients, free) if clients else np.zeros((0, 0))
-        found = extend(tensor(c), more)
-        assert found.shape == (clients + more, clients + more)
-        same(found, oracle.extend(c, more))
-        same(found[:clients].sum(dim=1), c.sum(axis=1))
+        actual = extend(tensor(c), more)
+        assert actual.shape == (clients + more, clients + more)
+        same(actual, oracle.extend(c, more))
+        same(actual[:clients].sum(dim=1), c.sum(axis=1))
         if clients + more:
-            same(found[clients:], 1 / (clients + more))
+            same(actual[clients:], 1 / (clients + more))
 
     def test_extended_uniform_is_uniform(self) -> None:
         same(extend(torch.full((3, 3), 1 / 3, dtype=torch.float64), 2), 0.2)

@@ -59,10 +59,10 @@ class TestWeights:
     @given(sizes, st.sampled_from([np.float16, np.float32, np.float64]), seeds)
     def test_gram(self, clients: int, dtype: Any, seed: int) -> None:
         models = draw_models(seed, clients, dtype)
-        found = gram(models)
-        assert found.dtype == torch.float64
-        same(found, oracle.gram(models))
-        assert torch.equal(found, found.T)
+        actual = gram(models)
+        assert actual.dtype == torch.float64
+        same(actual, oracle.gram(models))
+        assert torch.equal(actual, actual.T)
 
     def test_gram_in_double_precision(self) -> None:
         """Neither half nor single precision holds these products."""
@@ -91,14 +91,14 @@ class TestWeights:
             c = np.random.default_rng(seed).normal(size=c.shape)
         models = draw_models(seed, clients)
         options = {"weight": weight, "rho": rho, "scale": scale}
-        found = distance_gradient(tensor(c), gram(models), tensor(p), **options)
-        same(found, oracle.distance_gradient(c, models, p, **options))
+        actual = distance_gradient(tensor(c), gram(models), tensor(p), **options)
+        same(actual, oracle.distance_gradient(c, models, p, **options))
         of_c = tensor(c).requires_grad_()
         loss = plain_distance(of_c, models, p, options)
         same(loss, oracle.distance_loss(c, models, p, **options))
-        same(found, torch.autograd.grad(loss, of_c)[0].numpy())
+        same(actual, torch.autograd.grad(loss, of_c)[0].numpy())
         numerical = oracle.differences(lambda x: oracle.distance_loss(x, models, p, **options), c, 1e-4)
-        same(found, numerical, atol=1e-6, rtol=1e-6)
+        same(actual, numerical, atol=1e-6, rtol=1e-6)
 
     def test_distance_defaults(self) -> None:
         c, _, p = problem(0, 3)
@@ -128,16 +128,16 @@ class TestWeights:
     def test_personal_models(self, clients: int, dtype: Any, free: bool, seed: int) -> None:
         c = np.random.default_rng(seed).normal(size=(clients, clients)) if free else sparse(seed, clients)
         models = draw_models(seed, clients, dtype)
-        found, expected = personal_models(tensor(c), models), oracle.personal_models(c, models)
+        actual, expected = personal_models(tensor(c), models), oracle.personal_models(c, models)
         tolerance = {np.float16: 2e-3, np.float32: 1e-6, np.float64: 1e-13}[dtype]
-        assert len(found) == clients
-        for mine, theirs in zip(found, expected, strict=True):
+        assert len(actual) == clients
+        for mine, theirs in zip(actual, expected, strict=True):
             assert len(mine) == len(theirs)
             for a, b in zip(mine, theirs, strict=True):
                 assert isinstance(a, np.ndarray)
                 assert (a.dtype, a.shape) == (b.dtype, b.shape)
                 np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
-        assert [int(model[1]) for model in found] == [17 * n + 5 for n in range(clients)]
+        assert [int(model[1]) for model in actual] == [17 * n + 5 for n in range(clients)]
 
     def test_personal_models_are_sums_in_double_precision(self) -> None:
         """Large weights that cancel leave the rest."""
@@ -150,10 +150,10 @@ class TestWeights:
     def test_personal_models_are_clipped(self, dtype: Any) -> None:
         limit = np.finfo(dtype).max
         models = [[np.array([limit, -limit, 1], dtype=dtype), np.array(3)]] * 2
-        found = personal_models(tensor([[2.0, 2.0], [0.5, 0.5]]), models)
-        assert found[0][0].tolist() == [limit, -limit, 4]
-        assert found[1][0].tolist() == [limit, -limit, 1]
-        assert found[0][1] == 3
+        actual = personal_models(tensor([[2.0, 2.0], [0.5, 0.5]]), models)
+        assert actual[0][0].tolist() == [limit, -limit, 4]
+        assert actual[1][0].tolist() == [limit, -limit, 1]
+        assert actual[0][1] == 3
 
     def test_models_stay(self) -> None:
         models = draw_models(1, 3)
@@ -161,9 +161,9 @@ class TestWeights:
         c, _, p = tensors(0, 3)
         products = gram(models)
         distance_gradient(c, products, p, rho=1.0)
-        found = personal_models(c, models)
+        actual = personal_models(c, models)
         moved = transferred(models[0], models[1], learning_rate=0.1, steps=2)
-        for array in [*found[0], *moved]:
+        for array in [*actual[0], *moved]:
             if array.dtype.kind == "f":
                 array += 1
         assert all(equal(a, b) for a, b in zip(models, before, strict=True))
@@ -172,8 +172,8 @@ class TestWeights:
     @pytest.mark.parametrize("identity", [1, 4])
     def test_own_weights_only(self, identity: int) -> None:
         models = draw_models(2, identity)
-        found = personal_models(torch.eye(identity), models)
-        assert all(equal(a, b) for a, b in zip(found, models, strict=True))
+        actual = personal_models(torch.eye(identity), models)
+        assert all(equal(a, b) for a, b in zip(actual, models, strict=True))
 
     @repeatable
     @given(
@@ -185,10 +185,10 @@ class TestWeights:
     ) -> None:
         own, target = draw_models(seed, 2, dtype)
         before = copied([own, target])
-        found = transferred(own, target, learning_rate=rate, steps=steps, scale=scale)
+        actual = transferred(own, target, learning_rate=rate, steps=steps, scale=scale)
         expected = oracle.transferred(own, target, rate, steps, scale)
         tolerance = {np.float32: 2e-6, np.float64: 1e-13}[dtype]
-        for i, (array, same_as) in enumerate(zip(found, expected, strict=True)):
+        for i, (array, same_as) in enumerate(zip(actual, expected, strict=True)):
             assert isinstance(array, np.ndarray)
             assert (array.dtype, array.shape) == (own[i].dtype, own[i].shape)
             np.testing.assert_allclose(array, same_as, rtol=tolerance, atol=tolerance)

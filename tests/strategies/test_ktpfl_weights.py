@@ -30,7 +30,7 @@ from flwr_kd.testing.faults import Fault
 def check_models(run: Party, initial_weights: dict[str, Any]) -> None:
     """The same for models: what is sent, what comes, the matrix, the models that are kept, and accuracies."""
     config, grid = run.strategy.config, run.grid
-    mirrors = [transfer.Mirror(*each) for each in zip(run.models, run.train, run.test, strict=True)]
+    mirrors = [transfer.Mirror(*part) for part in zip(run.models, run.train, run.test, strict=True)]
     sgd = {"momentum": config.momentum, "weight_decay": config.weight_decay}
     oracle, started = transfer.Matrix(range(len(mirrors))), set()
     for r, stats in enumerate(run.strategy_rounds, start=1):
@@ -58,9 +58,9 @@ def check_models(run: Party, initial_weights: dict[str, Any]) -> None:
             same(distilled[n].down_arrays, goal)
             names = list(mirrors[n].weights())
             same([state[f"models/{n}/{name}"] for name in names], goal)
-            found = coefficients.transferred(own, goal, rate, config.distill_steps, scale)
-            mirrors[n].take(dict(zip(names, found, strict=True)))
-            same([distilled[n].kept[name] for name in names], found)
+            actual = coefficients.transferred(own, goal, rate, config.distill_steps, scale)
+            mirrors[n].take(dict(zip(names, actual, strict=True)))
+            same([distilled[n].kept[name] for name in names], actual)
             assert distilled[n].metrics == {"local-accuracy": mirrors[n].accuracy()}
         assert stats.clients == {n: {"local-accuracy": mirrors[n].accuracy()} for n in keys}
 
@@ -92,12 +92,12 @@ class TestWeights:
         record = initial(run, watched.net(2, seed=7))
         run.start(5, initial=record, fraction_train=0.5)
         sizes: dict[int, list[int]] = {n: [] for n in range(4)}
-        for each in run.grid.passed:
-            if each.phase == "train":
-                sizes[each.partition].append(len(each.down_arrays))
-                if each.down_arrays:
-                    for found, expected in zip(each.down_arrays, record.values(), strict=True):
-                        np.testing.assert_array_equal(found, expected.numpy())
+        for call in run.grid.passed:
+            if call.phase == "train":
+                sizes[call.partition].append(len(call.down_arrays))
+                if call.down_arrays:
+                    for actual, expected in zip(call.down_arrays, record.values(), strict=True):
+                        np.testing.assert_array_equal(actual, expected.numpy())
         assert sum(map(len, sizes.values())) == 10
         assert all(not any(rest) and first == len(record) for first, *rest in sizes.values())
 
@@ -105,7 +105,7 @@ class TestWeights:
         run = weights_party(local_epochs=1)
         run.models = [watched.net(2, seed=n) for n in range(4)]
         run.start(2)
-        assert not any(each.down_arrays for each in run.grid.passed if each.phase == "train")
+        assert not any(call.down_arrays for call in run.grid.passed if call.phase == "train")
         mirror = transfer.Mirror(run.models[3], run.train[3], run.test[3])
         mirror.train(mirror.x, mirror.y, 8, 1, run.draw("train", 1, 3, "order"), rate=0.1)
         same(run.grid.of(1, "train")[3].up_arrays, list(mirror.weights().values()))
@@ -119,11 +119,11 @@ class TestWeights:
         run.start(4, initial=initial(run), grid={"arrive": arrive})
         last = run.grid.of(2, "distill")[2].down_arrays
         third = run.grid.of(3, "train")
-        assert {n for n, each in third.items() if each.down_arrays} == {2}
-        for found, expected in zip(third[2].down_arrays, last, strict=True):
-            np.testing.assert_array_equal(found, expected)
-        assert not any(each.down_arrays for each in run.grid.of(4, "train").values())
-        assert [each.failures for each in run.strategy_rounds] == [0] * 4
+        assert {n for n, call in third.items() if call.down_arrays} == {2}
+        for actual, expected in zip(third[2].down_arrays, last, strict=True):
+            np.testing.assert_array_equal(actual, expected)
+        assert not any(call.down_arrays for call in run.grid.of(4, "train").values())
+        assert [stats.failures for stats in run.strategy_rounds] == [0] * 4
 
     def test_an_absent_client_keeps_its_personal_global_model(self) -> None:
         def arrive(grid: Watched, r: int) -> None:
@@ -134,8 +134,8 @@ class TestWeights:
         run = weights_party()
         run.start(4, initial=initial(run), grid={"arrive": arrive})
         last = run.grid.of(1, "distill")[1].down_arrays
-        for found, expected in zip(run.grid.of(4, "train")[1].down_arrays, last, strict=True):
-            np.testing.assert_array_equal(found, expected)
+        for actual, expected in zip(run.grid.of(4, "train")[1].down_arrays, last, strict=True):
+            np.testing.assert_array_equal(actual, expected)
 
     def test_a_restarted_client_with_its_old_node_id_goes_on_too(self) -> None:
         """With ``--auth-supernode-private-key`` the node id outlives a restart, the state does not."""
@@ -146,9 +146,9 @@ class TestWeights:
 
         run = weights_party()
         result = run.start(4, initial=initial(run), grid={"arrive": arrive})
-        # It says so in round 3, which it misses, and is sent its personal global model in round 4.
+        # The client reports the loss in round 3, which it misses, and is sent its personal global model in round 4.
         assert "no model of an earlier round is kept here" in run.grid.of(3, "train")[2].error
-        assert [(each.participants, each.failures) for each in result.rounds] == [
+        assert [(stats.participants, stats.failures) for stats in result.rounds] == [
             (4, 0),
             (4, 0),
             (3, 1),
@@ -168,7 +168,7 @@ class TestWeights:
         again = weights_party()
         result = again.start(2, initial=record, checkpoint_dir=tmp_path, resume=True)
         assert len(took_part) == 2
-        assert [each.error for each in again.grid.passed if each.error] == []
+        assert [call.error for call in again.grid.passed if call.error] == []
         assert (result.rounds[0].participants, result.rounds[0].failures) == (4, 0)
 
     def test_a_lost_answer_does_not_leave_a_client_without_a_model(self) -> None:
@@ -176,11 +176,11 @@ class TestWeights:
         run = weights_party()
         result = run.start(2, initial=initial(run), grid={"faults": faults}, timeout=0.2)
         second = run.grid.of(2, "train")
-        assert {n for n, each in second.items() if each.down_arrays} == {1, 3}
-        assert [(each.participants, each.failures) for each in result.rounds] == [(2, 2), (4, 0)]
+        assert {n for n, call in second.items() if call.down_arrays} == {1, 3}
+        assert [(stats.participants, stats.failures) for stats in result.rounds] == [(2, 2), (4, 0)]
 
     def test_a_client_whose_answer_was_lost_goes_on_with_its_own_model(self) -> None:
-        """It is sent a model again, since the server cannot know; it has one."""
+        """The client is sent a model again, since the server does not know that it has one."""
 
         def arrive(grid: Watched, r: int) -> None:
             held[r] = {n: kept_model(grid.context(n)) for n in range(4)}
@@ -189,14 +189,14 @@ class TestWeights:
         run = weights_party()
         faults = {1: Fault("late", frozenset({1}))}
         run.start(2, initial=initial(run), grid={"faults": faults, "arrive": arrive}, timeout=0.2)
-        assert {n for n, each in run.grid.of(2, "train").items() if each.down_arrays} == {1}
+        assert {n for n, call in run.grid.of(2, "train").items() if call.down_arrays} == {1}
         own = transfer.Mirror(watched.net(2), run.train[1], run.test[1])
         own.take(held[2][1])
         own.train(own.x, own.y, 8, 2, run.draw("train", 2, 1, "order"), rate=0.1)
         same(run.grid.of(2, "train")[1].up_arrays, list(own.weights().values()))
 
     def test_a_distillation_that_failed_costs_a_round(self) -> None:
-        """An answer that is lost after the second phase, too; the model is the client's own in the next."""
+        """Also if a reply is lost after the second phase; the client continues with its own model in the next."""
         run = weights_party()
         after = {
             "after": lambda r, phase, n, content: (
@@ -204,9 +204,9 @@ class TestWeights:
             )
         }
         result = run.start(3, initial=initial(run), grid=after)
-        assert [(each.participants, each.failures) for each in result.rounds] == [(4, 1), (4, 0), (4, 0)]
-        assert {n for n, each in run.grid.of(2, "train").items() if each.down_arrays} == {1}
-        assert not any(each.down_arrays for each in run.grid.of(3, "train").values())
+        assert [(stats.participants, stats.failures) for stats in result.rounds] == [(4, 1), (4, 0), (4, 0)]
+        assert {n for n, call in run.grid.of(2, "train").items() if call.down_arrays} == {1}
+        assert not any(call.down_arrays for call in run.grid.of(3, "train").values())
         own = transfer.Mirror(watched.net(2), run.train[1], run.test[1])
         own.take(run.grid.of(1, "distill")[1].kept)
         own.train(own.x, own.y, 8, 2, run.draw("train", 2, 1, "order"), rate=0.1)
@@ -223,15 +223,15 @@ class TestWeights:
 
         run = weights_party(distill_learning_rate=0.5)
         result = run.start(2, initial=initial(run), grid={"after": after})
-        for n, each in run.grid.of(1, "distill").items():
-            assert "FloatingPointError" in each.error
-            assert "leads to outputs that are not finite; not taken" in each.error
-            assert equal(each.kept, run.grid.of(1, "train")[n].kept)
-        assert [(each.participants, each.failures) for each in result.rounds] == [(4, 4), (4, 0)]
-        for each in run.grid.of(2, "distill").values():
-            assert all(np.isfinite(value).all() for value in each.kept.values())
+        for n, call in run.grid.of(1, "distill").items():
+            assert "FloatingPointError" in call.error
+            assert "leads to outputs that are not finite; not taken" in call.error
+            assert equal(call.kept, run.grid.of(1, "train")[n].kept)
+        assert [(stats.participants, stats.failures) for stats in result.rounds] == [(4, 4), (4, 0)]
+        for call in run.grid.of(2, "distill").values():
+            assert all(np.isfinite(value).all() for value in call.kept.values())
 
-    def test_unlike_models_are_refused_in_the_handshake(self) -> None:
+    def test_heterogeneous_models_are_refused_in_the_handshake(self) -> None:
         for record in (True, False):
             run = weights_party()
             run.models = [watched.net(2), watched.net(1), watched.net(2), watched.net(2)]
@@ -254,7 +254,7 @@ class TestWeights:
         run = weights_party()
         run.models = [*run.models[:3], watched.net(1)]
         result = run.start(2, grid={"arrive": arrive}, min_available_nodes=3)
-        assert [each.participants for each in result.rounds] == [3, 3]
+        assert [stats.participants for stats in result.rounds] == [3, 3]
         assert any("is refused: arrays missing" in line for line in flower_log)
 
     def test_a_resumed_run_knows_its_architecture(self, tmp_path: Path) -> None:
@@ -272,9 +272,9 @@ class TestWeights:
         assert len(set(steps)) > 2
         for r in (1, 2):
             for n in range(4):
-                for each in (run.grid.of(r, "train")[n], run.grid.of(r, "distill")[n]):
-                    assert each.kept["2.num_batches_tracked"] == r * steps[n]
-                    assert each.kept["2.num_batches_tracked"].dtype == np.int64
+                for call in (run.grid.of(r, "train")[n], run.grid.of(r, "distill")[n]):
+                    assert call.kept["2.num_batches_tracked"] == r * steps[n]
+                    assert call.kept["2.num_batches_tracked"].dtype == np.int64
                 counter = run.matrices[r - 1][f"models/{n}/2.num_batches_tracked"]
                 assert counter.shape == ()
                 assert counter == r * steps[n]
@@ -295,10 +295,10 @@ class TestWeights:
         """With η₂λ = 1/2 one step ends in the personal global model itself."""
         run = weights_party(distill_learning_rate=0.25, distill_weight=2.0)
         run.start(1, initial=initial(run))
-        for each in run.grid.of(1, "distill").values():
-            for found, goal in zip(each.kept.values(), each.down_arrays, strict=True):
-                if found.dtype.kind == "f":
-                    np.testing.assert_allclose(found, goal, rtol=1e-6)
+        for call in run.grid.of(1, "distill").values():
+            for actual, goal in zip(call.kept.values(), call.down_arrays, strict=True):
+                if actual.dtype.kind == "f":
+                    np.testing.assert_allclose(actual, goal, rtol=1e-6)
 
     def test_running_variances_never_are_negative(self) -> None:
         """3/2 of the own model and -1/2 of one whose data is spread more: the mixture's variances would be."""
@@ -312,16 +312,16 @@ class TestWeights:
         run.strategy.reset = lambda: None
         result = run.again(3, Watched(run.app(), 4), initial(run))
         place = list(run.grid.of(1, "distill")[0].kept).index("2.running_var")
-        first = {n: each.up_arrays[place] for n, each in run.grid.of(1, "train").items()}
-        for n, each in run.grid.of(1, "distill").items():
+        first = {n: call.up_arrays[place] for n, call in run.grid.of(1, "train").items()}
+        for n, call in run.grid.of(1, "distill").items():
             bare = 1.5 * first[n] - 0.5 * first[(n + 1) % 4]
             assert (bare < 0).any() == (n < 3)
-            np.testing.assert_allclose(each.down_arrays[place], np.maximum(bare, 0), rtol=1e-5, atol=1e-6)
-            assert (each.down_arrays[place - 1] < 0).any()  # means may be
-        for each in run.grid.passed:
-            assert (each.kept["2.running_var"] >= 0).all()
+            np.testing.assert_allclose(call.down_arrays[place], np.maximum(bare, 0), rtol=1e-5, atol=1e-6)
+            assert (call.down_arrays[place - 1] < 0).any()  # means may be
+        for call in run.grid.passed:
+            assert (call.kept["2.running_var"] >= 0).all()
         assert all((value >= 0).all() for name, value in run.matrices[-1].items() if "running_var" in name)
-        assert [each.failures for each in result.rounds] == [0] * 3
+        assert [stats.failures for stats in result.rounds] == [0] * 3
 
     def test_nor_with_a_step_that_is_too_long_for_a_mean(self) -> None:
         """Half the number of weights is the mean's 1/2."""
@@ -329,11 +329,11 @@ class TestWeights:
         result = run.start(2, initial=initial(run))
         size = 5 * 8 + 3 * 5 + 4 * 5 + 5 + 3
         text = f"distill-learning-rate times distill-weight must be <= {size / 2:g} for this model"
-        for each in run.grid.of(1, "distill").values():
-            assert text in each.error
-            assert "got 200" in each.error
-            assert (each.kept["2.running_var"] >= 0).all()
-        assert [each.failures for each in result.rounds] == [4, 4]
+        for call in run.grid.of(1, "distill").values():
+            assert text in call.error
+            assert "got 200" in call.error
+            assert (call.kept["2.running_var"] >= 0).all()
+        assert [stats.failures for stats in result.rounds] == [4, 4]
         largest = weights_party(reduction="mean", distill_learning_rate=size / 4, distill_weight=2.0)
         assert largest.start(1, initial=initial(largest)).rounds[0].failures == 0
 
@@ -359,7 +359,7 @@ class TestWeights:
                 np.testing.assert_allclose(c.sum(axis=1), 1, atol=1e-9)
         if how != "none":
             assert run.matrices[-1]["coefficients"][[0, 2, 3], 1].max() < 1e-6
-        sent = [a for each in run.grid.passed for a in each.down_arrays]
+        sent = [a for call in run.grid.passed for a in call.down_arrays]
         assert all(np.isfinite(a).all() for a in sent)
 
     @pytest.mark.parametrize("kind", ["arrays-of-nan", "fewer-arrays", "arrays-of-other-shape"])
@@ -380,11 +380,11 @@ class TestWeights:
 
         run = weights_party()
         result = run.start(2, initial=initial(run), grid={"before": before})
-        errors = {(each.server_round, each.phase, each.partition): each.error for each in run.grid.passed}
+        errors = {(call.server_round, call.phase, call.partition): call.error for call in run.grid.passed}
         assert [key for key, text in errors.items() if text] == [(1, "distill", 2)]
         assert "no model of this round's training is kept here" in errors[1, "distill", 2]
         assert "StateError" in errors[1, "distill", 2]
-        assert [(each.participants, each.failures) for each in result.rounds] == [(4, 1), (4, 0)]
+        assert [(stats.participants, stats.failures) for stats in result.rounds] == [(4, 1), (4, 0)]
         assert set(result.rounds[0].clients) == {0, 1, 3}
 
     def test_dtypes_may_differ(self) -> None:
@@ -394,7 +394,7 @@ class TestWeights:
             x, y = sets[3].tensors
             sets[3] = torch.utils.data.TensorDataset(x.double(), y)
         result = run.start(2, initial=initial(run))
-        assert [(each.participants, each.failures) for each in result.rounds] == [(4, 0)] * 2
+        assert [(stats.participants, stats.failures) for stats in result.rounds] == [(4, 0)] * 2
         assert {a.dtype for a in run.grid.of(2, "distill")[3].kept.values()} == {
             np.dtype("float64"), np.dtype("int64"),
         }  # fmt: skip
@@ -404,8 +404,8 @@ class TestWeights:
         record = initial(run)
         result = run.start(2, initial=record)
         size = sum(len(value.data) for value in record.values())
-        assert [each.bytes_up for each in result.rounds] == [4 * size] * 2
-        assert [each.bytes_down for each in result.rounds] == [8 * size, 4 * size]
+        assert [stats.bytes_up for stats in result.rounds] == [4 * size] * 2
+        assert [stats.bytes_down for stats in result.rounds] == [8 * size, 4 * size]
 
     def test_public_options_are_not_its_own(self) -> None:
         with pytest.raises((TypeError, ConfigError)):

@@ -34,7 +34,7 @@ TUNING = 4
 FULL: dict[str, Any] = {"local_epochs": N_L, "batch_size": 64, "optimizer": "sgd", "learning_rate": RATE}
 FULL |= {"weight_decay": 0.0, "validation_share": 0.0, "server_epochs": N_G, "finetune_epochs": TUNING}
 FULL |= {"average": "probabilities"}
-# What the shares of small batches, dropout and early stopping need.
+# Settings that use small batches, dropout and early stopping.
 SMALL: dict[str, Any] = {"batch_size": 4, "validation_share": 0.3, "patience": 2, "optimizer": "adam"}
 SMALL |= {"learning_rate": 0.01}
 Prototypes = dict[str, dict[str, Tensor]]
@@ -115,18 +115,18 @@ def trained_by_hand(prototypes: Prototypes, index: int, epochs: int = N_L) -> nn
 
 def mean_by_hand(models: Sequence[nn.Module], sizes: Sequence[int]) -> dict[str, Tensor]:
     states = [model.state_dict() for model in models]
-    found = {}
+    actual = {}
     for name, value in states[0].items():
         mean = sum(n / sum(sizes) * s[name].double() for n, s in zip(sizes, states, strict=True))
         assert isinstance(mean, Tensor)
-        found[name] = mean if value.is_floating_point() else mean.round().long()
-    return found
+        actual[name] = mean if value.is_floating_point() else mean.round().long()
+    return actual
 
 
 def round_by_hand(
     prototypes: Prototypes, present: Sequence[int], average: str, distilled: Sequence[str] = KINDS
 ) -> Prototypes:
-    """One round of FedDF with groups, in float64: each teacher's share is its samples' among all samples."""
+    """Run one round of FedDF with groups, in float64; a teacher's share is its samples' share of all samples."""
     x = reference().double()
     local = {k: trained_by_hand(prototypes, k) for k in present}
     total = sum(P_SIZES[k] for k in present)
@@ -164,7 +164,7 @@ def accuracy(model: nn.Module, index: int) -> float:
 
 
 @pytest.mark.parametrize("average", ["logits", "probabilities"])
-def test_rounds_of_unlike_models_equal_the_oracle(average: str) -> None:
+def test_rounds_of_heterogeneous_models_equal_the_oracle(average: str) -> None:
     """Among them are models with running statistics: means of the clients', then moved by the public data."""
     run = PRun(average=average)
     result = run.start(2)
@@ -194,7 +194,7 @@ def test_the_groups_learn_from_each_other() -> None:
     assert (all_of_them["hidden"]["3.weight"] - alone["hidden"]["3.weight"]).abs().max() > 1e-3
 
 
-def test_what_unlike_models_cost() -> None:
+def test_what_heterogeneous_models_cost() -> None:
     run = PRun()
     result = run.start(2)
     size = {
@@ -235,9 +235,9 @@ def test_one_group_is_feddf_to_the_last_bit(kind: str, bad: list[int], options: 
         evaluate_fn=lambda _, arrays: models.append({n: a.numpy() for n, a in arrays.items()}),
     )
     for number in (1, 2, 3):
-        found = run.prototype(0, number)
-        assert found.keys() == models[number].keys()
-        for name, value in found.items():
+        actual = run.prototype(0, number)
+        assert actual.keys() == models[number].keys()
+        for name, value in actual.items():
             np.testing.assert_array_equal(value, models[number][name], err_msg=name)
     for one, other in list(zip(grouped.rounds, result.rounds, strict=True))[:2]:
         for name in ("local_accuracy", "train_loss", "bytes_by_partition", "participants", "failures"):
@@ -277,8 +277,8 @@ def test_a_model_that_no_client_has(flower_log: list[str]) -> None:
     assert not any("its prototype stays" in line for line in flower_log)
 
 
-def test_a_teacher_of_a_group_beyond_all_numbers(flower_log: list[str]) -> None:
-    """It has no part in the ensemble, nor in its group's mean: all is as though it had not answered."""
+def test_a_teacher_of_a_group_without_finite_outputs(flower_log: list[str]) -> None:
+    """It is left out of the ensemble and of its group's mean, as if it had not replied."""
     poisoned, without = PRun(), PRun()
     poisoned.start(1, faults=hostile([3], 1e38))
     without.start(1, faults={3: Fault("raise", frozenset({1}))})
@@ -315,7 +315,7 @@ def test_huge_weights_in_groups(who: list[int], value: float, average: str) -> N
             assert np.isfinite(array).all(), name
 
 
-def test_a_distillation_that_leads_beyond_all_numbers_costs_its_own_group(flower_log: list[str]) -> None:
+def test_a_distillation_that_is_not_finite_costs_only_its_own_group(flower_log: list[str]) -> None:
     """Public data of 1e20 are too much for a linear model's steps, and nothing special for a bounded one."""
     public = 1e20 * reference().sign()
     who = ["linear", "soft", "linear", "soft"]
@@ -349,7 +349,7 @@ def test_a_client_that_sends_another_groups_model_is_dropped(flower_log: list[st
 
     run = PRun()
     result = run.start(1, faults={0: Fault("garbage", frozenset({1}), garble=other)})
-    # Of its fine-tuning, too: models do not come back from there.
+    # An attack also hits the fine-tuning phase, although no models come back from it.
     assert (result.rounds[0].participants, result.rounds[0].failures) == (5, 2)
     expected = round_by_hand(initial_prototypes(), range(1, 6), "probabilities")
     for group, kind in enumerate(KINDS):
@@ -368,7 +368,7 @@ def test_an_attacker_goes_through_both_phases(federation: Any, attack: str) -> N
     assert result.rounds[-1].clients.keys() == {0, 1, 2, 3}
 
 
-def test_everyone_fine_tunes_after_the_last_round_and_only_then() -> None:
+def test_all_clients_fine_tune_after_the_last_round_and_only_then() -> None:
     run = PRun(options={"fraction_train": 0.5, "seed": 1})
     result = run.start(3)
     for number in (1, 2, 3):
@@ -414,7 +414,7 @@ def test_nothing_is_fine_tuned_before_anything_was_learnt() -> None:
     assert run.personal(0) is None
 
 
-def test_who_fails_to_fine_tune_has_the_accuracy_of_its_training() -> None:
+def test_a_client_that_fails_to_fine_tune_has_the_accuracy_of_its_training() -> None:
     def fails(content: RecordDict) -> None:
         if "0" not in content.array_records["fitres.parameters"]:
             GARBAGE["metrics-of-nan"](content)
@@ -433,8 +433,8 @@ def test_without_fine_tuning_the_prototypes_are_measured() -> None:
     expected = round_by_hand(
         round_by_hand(initial_prototypes(), range(6), "probabilities"), range(6), "probabilities"
     )
-    found = [accuracy(double(WHO[k], expected[WHO[k]]), k) for k in range(6)]
-    assert result.rounds[1].local_accuracy == pytest.approx(np.mean(found))
+    actual = [accuracy(double(WHO[k], expected[WHO[k]]), k) for k in range(6)]
+    assert result.rounds[1].local_accuracy == pytest.approx(np.mean(actual))
     assert "finetune-loss" not in result.train_metrics_clientapp[2]
     for k, kind in enumerate(WHO):
         personal, prototype = run.personal(k), run.prototype(KINDS.index(kind))
@@ -483,7 +483,7 @@ def test_a_resumed_run_of_groups_equals_an_uninterrupted_one(tmp_path: Path) -> 
 
 
 def test_a_resumed_run_whose_last_round_has_no_answers(tmp_path: Path) -> None:
-    """What was learnt before the resumption is there to be fine-tuned, and to be kept."""
+    """The prototypes of before the resumption are fine-tuned and kept."""
     PRun(options={"checkpoint_dir": tmp_path}).start(2)
     rest = PRun(options={"checkpoint_dir": tmp_path, "resume": True})
     result = rest.start(3, faults={k: Fault("raise", frozenset({3})) for k in range(6)})
@@ -509,7 +509,7 @@ def test_a_checkpoint_of_other_models_is_refused(tmp_path: Path) -> None:
     three = PRun(["linear", "hidden", "norm"], options=again)
     with pytest.raises(ConfigError, match=r"the checkpoint's prototype 2 is not of models\[2\]"):
         three.start(2)
-    # What was refused has changed nothing.
+    # The refused checkpoint has not changed the strategy.
     assert three.strategy.state_arrays() == {}
 
 
@@ -525,7 +525,7 @@ def test_what_the_state_holds_is_not_changed_by_the_next_round() -> None:
         np.testing.assert_array_equal(run.states[1][name], value, err_msg=name)  # and began anew
 
 
-def test_unlike_models_are_refused_before_training() -> None:
+def test_heterogeneous_models_are_refused_before_training() -> None:
     run = PRun(["linear", "hidden", "norm"], ["linear", "norm"])
     text = (
         r"2 clients fit, 3 are needed; refused: node \d+: its model is none of models, the nearest is models\[0\]: "
@@ -554,7 +554,7 @@ def test_the_nearest_of_models_with_the_same_names() -> None:
     run = PRun(["linear"], options={"models": [deep(5, 6), deep(4, 5), deep(4, 6)]})
     node = Node(7, num_classes=CLASSES, template=ArrayTemplate.of(ArrayRecord(deep(4, 7).state_dict())))
     refusal = run.strategy.accept_node(node)
-    # Of the second as many arrays differ as of the third, of the first more.
+    # The second and the third model differ in the same number of arrays, the first one in more.
     assert refusal == (
         "its model is none of models, the nearest is models[1]: "
         "array '3.weight' has shape [7, 4], expected [5, 4]"
