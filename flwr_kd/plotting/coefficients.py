@@ -45,16 +45,16 @@ def figure(
 ) -> Figure:
     """Draw how clients weigh each other's knowledge, one heat map per method.
 
-    Groups of clients that learn from each other are blocks, where a group's clients have neighbouring ids.
+    Groups of clients that learn from each other appear as blocks if the clients of a group have neighbouring ids.
 
     Parameters
     ----------
     comparison : Comparison
         Its accuracies in the last round stand above the panels.
     matrices : mapping of str to (ndarray, ndarray)
-        By method, a matrix ``[N, N]`` as from :func:`~flwr_kd.experiments.saved_arrays.coefficients`,
-        finite: row n has the weights of all clients in client n's target. Then the
-        clients' ids ``[N]``, in the order of rows and columns.
+        By method, as from :func:`~flwr_kd.experiments.saved_arrays.coefficients`: a finite matrix ``[N, N]``, whose
+        row n has the weights of all clients in client n's target, and the clients' ids ``[N]``, in the order of
+        rows and columns.
     seed : int, optional
         The runs with this seed; each method's first run if None.
 
@@ -62,17 +62,17 @@ def figure(
     -------
     matplotlib.figure.Figure
         Client n's row is the n-th from the top. Each panel has a scale of its own, from the smallest to the
-        largest weight off the diagonal: clients' weights for themselves often exceed all others, and blocks would
-        not show beside them. Where they are beyond the scale they have the colour of its end, the colour bar is
-        pointed, and its label has their range. Where all others are the same, the scale is that of the whole
-        matrix; where that is uniform too, it begins or ends at 0, with the weight in its middle.
+        largest weight off the diagonal. Clients' weights for themselves are often larger than all others and would
+        hide the blocks. If they exceed the scale, they have the colour of its end, the colour bar is pointed, and
+        its label states their range. If all other weights are equal, the scale is that of the whole matrix; if that
+        is uniform as well, the scale begins or ends at 0, with the weight in its middle.
 
     Raises
     ------
     ResultError
-        There is no method to draw, the comparison has no run of one, or a matrix or its clients are not as above.
+        If there is no method to draw, the comparison has no run of one, or a matrix or its clients are wrong.
     ImportError
-        ``matplotlib`` is not installed.
+        If ``matplotlib`` is not installed.
     """
     runs = chosen_runs(comparison, matrices, seed)
     for name, (matrix, clients) in matrices.items():
@@ -88,7 +88,7 @@ def figure(
     for axes, (matrix, clients) in zip(panels, matrices.values(), strict=True):
         low, high = _scale(matrix)
         image = axes.imshow(matrix, cmap="viridis", vmin=low, vmax=high, interpolation="antialiased")
-        # Inside the panel's own axes, which are square and narrower than their place: it stays beside the cells.
+        # In the panel's own axes, which are square and narrower than their space, the bar stays beside the cells.
         bar = drawn.colorbar(
             image,
             cax=axes.inset_axes((1.04, 0.0, 0.05, 1.0)),
@@ -112,7 +112,7 @@ def _scale(matrix: FloatArray) -> tuple[float, float]:
     """Return the weights at both ends of the colours."""
     others = matrix[~np.eye(len(matrix), dtype=bool)]
     for shown in (others, matrix):
-        # Less is rounding, which would look like a pattern.
+        # A smaller spread is rounding, which would look like a pattern.
         if shown.size and np.ptp(shown) > _LEAST_SPREAD * np.abs(shown).max():
             return float(shown.min()), float(shown.max())
     low, high = sorted((0.0, 2 * float(matrix.mean()) or 1.0))
@@ -132,14 +132,14 @@ def _scale_label(matrix: FloatArray, low: float, high: float) -> str:
     if _beyond(matrix, low, high) == "neither":
         return "weight"
     diagonal = np.diagonal(matrix)
-    # As many digits as tell the scale's ends apart.
+    # Enough digits to distinguish the ends of the scale.
     digits = max(2, 1 + math.ceil(-math.log10(max((high - low) / max(abs(low), abs(high)), 1e-9))))
     ends = dict.fromkeys(f"{each:.{digits}g}" for each in (diagonal.min(), diagonal.max()))
     return f"weight (diagonal clipped: {' to '.join(ends)})"
 
 
 def _thinned(clients: IntArray) -> list[int]:
-    """Return the indices of every first, second, fifth, tenth, ... client, so many that their ids fit."""
+    """Return the indices of every first, second, fifth, tenth, ... client, so that their ids fit."""
     most = max(2, _TICK_CHARACTERS // (1 + max(len(str(each)) for each in clients)))
     steps = (factor * 10**power for power in itertools.count() for factor in (1, 2, 5))
     step = next(each for each in steps if math.ceil(len(clients) / each) <= most)

@@ -49,9 +49,9 @@ def plot(comparison: Comparison, path: Path) -> Path:
     Raises
     ------
     ResultError
-        There is no run to draw.
+        If there is no run to draw.
     ImportError
-        ``matplotlib`` is not installed.
+        If ``matplotlib`` is not installed.
     """
     return write_picture(figure(comparison), path)
 
@@ -59,12 +59,12 @@ def plot(comparison: Comparison, path: Path) -> Path:
 def figure(comparison: Comparison) -> Figure:
     """Draw local and global accuracy over rounds, one line per method.
 
-    Where no method has a global model, and a server's own was measured, that one takes its place.
+    If no method has a global model, but a server's own model was measured, that one takes its place.
 
-    A line is the mean over seeds, its band ± one standard deviation (ddof = 1; none where fewer than two
-    seeds have a value). A round without a value is left out: the line goes on to the next that has one. A
-    method without any value in a panel, such as one that has no global model, is named below that panel
-    instead. Neither pyplot nor the caller's backend is touched.
+    A line is the mean over seeds. Its band is ± one standard deviation (ddof = 1), and is missing if fewer than
+    two seeds have a value. Rounds without a value are skipped: the line connects those that have one. A method
+    without any value in a panel, such as one that has no global model, is named below that panel. The function
+    changes neither pyplot's state nor the caller's backend.
 
     Parameters
     ----------
@@ -79,9 +79,9 @@ def figure(comparison: Comparison) -> Figure:
     Raises
     ------
     ResultError
-        There is no run to draw.
+        If there is no run to draw.
     ImportError
-        ``matplotlib`` is not installed.
+        If ``matplotlib`` is not installed.
     """
     if not comparison.runs:
         raise ResultError("runs is empty: there is nothing to plot")
@@ -99,7 +99,7 @@ def figure(comparison: Comparison) -> Figure:
         axes.text(0.5, 1.02, meaning, transform=axes.transAxes, ha="center", fontsize=8.5, color="0.35")
         _decorate(axes, title, absent, everything=len(absent) == len(methods))
     low, high = panels[0].get_ylim()
-    # Without a least height, half a point of noise looks like a difference.
+    # Without a minimum height, noise of half a point would look like a difference.
     missing = max(0.0, _LEAST_HEIGHT - (high - low)) / 2
     panels[0].set_ylim(max(low - missing, -2.0), min(high + missing, 102.0))
 
@@ -112,7 +112,7 @@ def figure(comparison: Comparison) -> Figure:
 
 
 def _only_server(comparison: Comparison) -> bool:
-    """Say whether a server's own model was measured, and no global one."""
+    """Return whether a server's own model was measured, and no global one."""
     rounds = [each for run in comparison.runs for each in run.rounds]
     return any(each.server_accuracy is not None for each in rounds) and all(
         each.global_accuracy is None for each in rounds

@@ -67,15 +67,15 @@ def figure(
     Returns
     -------
     matplotlib.figure.Figure
-        A thin line per direction, a thick one for their median. The height is that of all methods together, but
-        at most five times that of the flattest one's median; steeper lines leave the picture at the top.
+        A thin line per direction, a thick one for their median. All methods share the height, which is at most five
+        times that of the flattest method's median; steeper lines leave the picture at the top.
 
     Raises
     ------
     ResultError
-        There is no method to draw, or the comparison has no run of one.
+        If there is no method to draw, or the comparison has no run of one.
     ImportError
-        ``matplotlib`` is not installed.
+        If ``matplotlib`` is not installed.
     """
     runs = chosen_runs(comparison, losses, seed)
     drawn, panels = make_panels(runs, size=3.4, shared=True)

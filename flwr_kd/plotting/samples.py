@@ -38,9 +38,9 @@ def figure(comparison: Comparison, images: Mapping[str, FloatArray], *, seed: in
     comparison : Comparison
         Its accuracies in the last round stand above the panels.
     images : mapping of str to ndarray
-        By method, ``[C, n, K, H, W]``: n images of each class, of which the first ten are drawn, and the first
-        20 classes. Images of three channels are in colour, all others in grey, of several channels the mean.
-        A method's darkest pixels are black and its brightest white, but for one in a hundred at either end.
+        By method, ``[C, n, K, H, W]``: n images of each class. The first ten images of the first 20 classes are
+        drawn. Images of three channels are in colour; of others, the mean over channels is in grey. A method's
+        darkest pixels are black and its brightest white, except for one in a hundred at either end.
     seed : int, optional
         The runs with this seed; each method's first run if None.
 
@@ -52,9 +52,9 @@ def figure(comparison: Comparison, images: Mapping[str, FloatArray], *, seed: in
     Raises
     ------
     ResultError
-        There is no method to draw, the comparison has no run of one, or images have another shape.
+        If there is no method to draw, the comparison has no run of one, or images have another shape.
     ImportError
-        ``matplotlib`` is not installed.
+        If ``matplotlib`` is not installed.
     """
     runs = chosen_runs(comparison, images, seed)
     for name, of_method in images.items():

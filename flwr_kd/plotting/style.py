@@ -15,16 +15,32 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["palette"]
+__all__ = [
+    "COLOURS",
+    "LONGEST_LEGEND",
+    "MARKERS",
+    "MOST_COLUMNS",
+    "add_title",
+    "chosen_runs",
+    "empty_figure",
+    "make_panels",
+    "measured_on",
+    "method_styles",
+    "number_range",
+    "palette",
+    "write_picture",
+]
 
-# Okabe and Ito's colours, told apart with the common colour blindnesses; without yellow, too pale for a line.
-_FEW_SEEDS = 10
-LONGEST_LEGEND = 20
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-_STYLES = ("-", "--", ":", "-.")
+"""Okabe and Ito's colours, distinguishable with common colour blindnesses; without yellow, too pale for a line."""
 MARKERS = ("o", "^", "s", "D", "v", "P", "X")
-_MOST_PANELS = 3
+LONGEST_LEGEND = 20
+"""Maximum number of rows of a legend; longer ones have several columns."""
 MOST_COLUMNS = 10
+"""Maximum number of images in a row."""
+_STYLES = ("-", "--", ":", "-.")
+_FEW_SEEDS = 10
+_MOST_PANELS = 3
 
 
 def number_range(counts: Iterable[int]) -> str:
@@ -53,7 +69,7 @@ def make_panels(
     shared: bool = False,
     metric: str = "global_accuracy",
 ) -> tuple[Figure, list[Axes]]:
-    """Return an empty panel per method, under its name and its accuracy in the last round."""
+    """Return a figure with an empty panel per method, titled with its name and its accuracy in the last round."""
     rows = math.ceil(len(runs) / _MOST_PANELS)
     columns = math.ceil(len(runs) / rows)
     width, tall = columns * (size + 0.5) + 1, rows * ((height or size) + 0.9) + 0.6
@@ -94,6 +110,7 @@ def empty_figure(width: float, height: float) -> Figure:
 
 
 def write_picture(drawn: Figure, path: Path) -> Path:
+    """Write a figure to a PNG, and return its path."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     drawn.savefig(path, format="png")
@@ -103,7 +120,7 @@ def write_picture(drawn: Figure, path: Path) -> Path:
 def palette(names: Iterable[str]) -> dict[str, dict[str, Any]]:
     """Return a line of its own for each name, as Matplotlib's ``plot`` takes it: ``color`` and ``linestyle``.
 
-    Colours that are told apart with the common colour blindnesses; from the eighth name on with other dashes.
+    The colours are distinguishable with the common colour blindnesses. From the eighth name on, the dashes differ.
 
     Examples
     --------
@@ -120,13 +137,13 @@ def palette(names: Iterable[str]) -> dict[str, dict[str, Any]]:
 
 
 def add_title(drawn: Figure, comparison: Comparison, runs: Iterable[RunResult], *more: str) -> None:
-    """Write above a figure what its runs share."""
+    """Add a title with the settings that a figure's runs share, and more parts."""
     seeds = sorted({run.seed for run in runs})
     spread = ["mean ± std"] if len(seeds) > 1 and not more else []
     parts = _heading(comparison.config, seeds) + spread + list(more)
-    # As wide as the figure: 110 characters are 11 inches.
+    # The title is as wide as the figure: 110 characters take 11 inches.
     heading = textwrap.fill(" · ".join(parts), int(10 * drawn.get_figwidth()))
-    # A "$" in a path or a name is a character, not mathematics.
+    # A "$" in a path or a name must not be read as mathematics.
     drawn.suptitle(heading, fontsize=12).set_parse_math(False)
 
 
@@ -146,9 +163,10 @@ def _heading(config: Mapping[str, Any], seeds: Sequence[int]) -> list[str]:
 
 
 def measured_on(config: Mapping[str, Any]) -> str:
+    """Return the name of the samples on which the global model was measured."""
     return "validation part" if config.get("validation") else "common test set"
 
 
 def method_styles(comparison: Comparison) -> dict[str, dict[str, Any]]:
-    """Return each method's line; the same in all pictures of a comparison."""
+    """Return each method's line style, which is the same in all pictures of a comparison."""
     return palette(comparison.by_method())

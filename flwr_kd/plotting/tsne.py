@@ -56,8 +56,7 @@ def figure(
         Its accuracies in the last round stand above the panels.
     embeddings : mapping of str to (ndarray, ndarray)
         By method, points ``[N, 2]`` as from :func:`~flwr_kd.plotting.measurements.embed`, and their classes
-        ``[N]``.
-        Points that are not finite are not drawn.
+        ``[N]``. Points that are not finite are not drawn.
     seed : int, optional
         The runs with this seed; each method's first run if None.
 
@@ -69,9 +68,9 @@ def figure(
     Raises
     ------
     ResultError
-        There is no method to draw, or the comparison has no run of one.
+        If there is no method to draw, or the comparison has no run of one.
     ImportError
-        ``matplotlib`` is not installed.
+        If ``matplotlib`` is not installed.
     """
     runs = chosen_runs(comparison, embeddings, seed)
     drawn, panels = make_panels(runs, size=3.4)

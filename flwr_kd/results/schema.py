@@ -71,7 +71,7 @@ class RoundResult:
     Raises
     ------
     ResultError
-        A value is of another type or outside its range.
+        If a value is of another type or outside its range.
 
     Notes
     -----
@@ -134,7 +134,7 @@ class RunResult:
     Raises
     ------
     ResultError
-        The rounds are not in order, or a value cannot be written as JSON.
+        If the rounds are not in order, or a value cannot be written as JSON.
     """
 
     method: str
@@ -201,7 +201,7 @@ class RunResult:
         Raises
         ------
         ResultError
-            Another metric.
+            If the metric is another one.
 
         Examples
         --------
@@ -236,7 +236,7 @@ class Comparison:
     Raises
     ------
     ResultError
-        Two runs have the same method and seed, or a value cannot be written as JSON.
+        If two runs have the same method and seed, or a value cannot be written as JSON.
 
     Examples
     --------
@@ -292,7 +292,7 @@ class Comparison:
         Raises
         ------
         ResultError
-            There is no such run.
+            If there is no such run.
         """
         groups = self.by_method()
         if seed is None:
@@ -356,7 +356,7 @@ class Comparison:
         Raises
         ------
         ResultError
-            The text is not JSON, has another schema version, or a field is missing, unknown, or not allowed.
+            If the text is not JSON, has another schema version, or a field is missing, unknown, or not allowed.
         """
         try:
             document = json.loads(text, parse_constant=refuse_constant)
