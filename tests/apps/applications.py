@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -178,6 +179,13 @@ KTPFL = App(
     ),
 )
 APPLICATIONS = (FEDHKD, FEDDKC, FEDHEAD, FEDHYB, KTPFL)
+
+
+def slow_but(quick: Collection[App]) -> list[Any]:
+    """Return all apps as parameters of a test, of which those that are not ``quick`` are in the slow tier."""
+    return [
+        pytest.param(app, id=app.name, marks=() if app in quick else pytest.mark.slow) for app in APPLICATIONS
+    ]
 
 
 def same_rounds(actual: schema.RunResult, expected: schema.RunResult) -> None:

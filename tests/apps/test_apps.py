@@ -44,6 +44,7 @@ from tests.apps.applications import (
     App,
     same_as_simulated,
     same_rounds,
+    slow_but,
 )
 
 Module = Callable[[str, str], ModuleType]
@@ -54,8 +55,9 @@ def test_every_app_is_tested() -> None:
     assert {app.name for app in APPLICATIONS} == {path.parent.name for path in APPS.glob("*/pyproject.toml")}
 
 
-@every
+@pytest.mark.parametrize("app", slow_but([FEDHKD, FEDHEAD]))
 @pytest.mark.flwr_run
+@pytest.mark.xdist_group("simulation")
 def test_flwr_run_gives_the_numbers_of_the_simulation(app: App, superlink: Any) -> None:
     same_as_simulated(app, superlink.run(app.folder, app.run_config(), CLIENTS))
 

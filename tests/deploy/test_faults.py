@@ -124,6 +124,7 @@ def test_too_few_answers_end_the_run(deployment: Deployment) -> None:
 
 
 @pytest.mark.flwr_run
+@pytest.mark.slow
 def test_a_personal_model_of_300_mb(deployment: Deployment) -> None:
     """It is kept in a ``state-dir``. A SuperNode without one is refused before it trains."""
     other = deployment.add(partition_id=3, num_partitions=4, state_dir=None).wait_online()
