@@ -47,7 +47,7 @@ register(
         client_path=f"{__name__}.client:PFedDFClient",
         config_path=f"{__name__}.config:PFedDFConfig",
         paper="Zhang et al., Parameterized Knowledge Transfer for Personalized Federated Learning (KT-pFL), "
-        "NeurIPS 2021; FedDF with groups of unlike models, then fine-tuning",
+        "NeurIPS 2021; FedDF with heterogeneous models in groups, then fine-tuning",
         exchanged="weights, distilled at the server, a model per architecture",
         leaves_client="its weights",
         reaches_others="a model distilled from all, one for each architecture",

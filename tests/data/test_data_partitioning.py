@@ -554,7 +554,7 @@ def test_split_of_tiny_clients(labels: list[int], sizes: tuple[int, int]) -> Non
 
 
 def test_split_spreads_ties_over_the_classes() -> None:
-    # Of ten classes with two samples, the five that give one to the test part must not always be the first five.
+    # Ten classes have two samples each. The five that give one to the test part must not always be the first five.
     labels = np.repeat(np.arange(10), 2)
     taken = np.zeros(10)
     for seed in range(40):
