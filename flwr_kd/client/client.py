@@ -39,7 +39,7 @@ __all__ = ["KDClient", "Objective"]
 
 NDArray = npt.NDArray[Any]
 Objective = Callable[..., Tensor]
-"""A loss on one batch: inputs ``[B, ...]``, labels ``[B]`` and, if asked for, positions ``[B]`` to a scalar."""
+"""Loss on one batch: from inputs ``[B, ...]``, labels ``[B]`` and, where indexed, positions ``[B]`` to a scalar."""
 
 
 class KDClient(NumPyClient, Generic[ConfigT]):
@@ -48,12 +48,12 @@ class KDClient(NumPyClient, Generic[ConfigT]):
     Parameters
     ----------
     model : nn.Module or (extractor, head)
-        Returns logits ``[B, C]``. Any module that ends in a ``Linear``; see
+        Returns logits ``[B, C]``. Any module that ends in a ``Linear`` will do; see
         :func:`flwr_kd.models.as_feature_model`.
     train_set : Dataset or DataLoader
         Map-style, of pairs or dicts; see :class:`flwr_kd.Batches`.
     test_set : Dataset or DataLoader, optional
-        Without one, or with an empty one, no local accuracy is reported.
+        Without test data no local accuracy is reported.
     context : Context
         As ``client_fn`` got it.
     device : str or torch.device
@@ -77,7 +77,7 @@ class KDClient(NumPyClient, Generic[ConfigT]):
     personal: ClassVar[bool] = False
     """Whether the model stays at the client between rounds instead of coming from the server."""
     indexed: ClassVar[bool] = False
-    """Whether the objective's third argument are the samples' positions in the data set."""
+    """Whether the objective takes the samples' positions in the data set as third argument."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class KDClient(NumPyClient, Generic[ConfigT]):
         return as_feature_model(model)
 
     def objective(self, task: Task[ConfigT]) -> Objective:
-        """Return the loss on one batch; the base's is cross-entropy. It gets positions, too, where ``indexed``."""
+        """Return the loss on one batch; cross-entropy by default. It takes positions where ``indexed``."""
         return lambda x, y: F.cross_entropy(self.model(x), y)
 
     def knowledge(self, task: Task[ConfigT]) -> Payload | None:
@@ -211,7 +211,7 @@ class KDClient(NumPyClient, Generic[ConfigT]):
     # ------------------------------------------------------------------ building blocks
 
     def load(self, task: Task[ConfigT]) -> None:
-        """Take the server's model, by name; a personal model comes from the client's own state.
+        """Load the server's model, by name; a personal model is loaded from the client's own state.
 
         Raises
         ------
@@ -224,10 +224,10 @@ class KDClient(NumPyClient, Generic[ConfigT]):
         load_weights(self.model, self.named(task, task.arrays))
 
     def load_own(self) -> bool:
-        """Take the model that this client kept in this run; say whether there is one.
+        """Load the model that this client kept in this run; return whether there is one.
 
-        Where there is none, the model stays as it was built. If the client has trained in this run before, it has
-        lost it, as by a restart: it says so in its log, and to the server.
+        Without one, the model stays as it was built. If the client has trained in this run before, it has lost its
+        model, for example by a restart: it warns in its log, and reports it to the server.
         """
         kept = self.state.load()
         if kept is not None:
@@ -236,24 +236,24 @@ class KDClient(NumPyClient, Generic[ConfigT]):
             self._lost_state = True
             log(
                 WARNING,
-                "the personal model of round %d is not here any more: it begins anew",
+                "the personal model of round %d is no longer here: it begins anew",
                 self._trained_round,
             )
         return kept is not None
 
     def load_trained(self) -> None:
-        """Take the model that this client kept after an earlier phase of the round.
+        """Load the model that this client kept after an earlier phase of the round.
 
         Raises
         ------
         StateError
-            If it is not there.
+            If there is none.
         """
         if not self.load_own():
             raise StateError("no model of this round's training is kept here: it was lost, or never trained")
 
     def named(self, task: Task[ConfigT], arrays: Sequence[NDArray]) -> dict[str, NDArray]:
-        """Name one model's arrays, which come in the server's order, and check them.
+        """Return one model's arrays by name, checked; they come in the server's order.
 
         Raises
         ------
@@ -264,12 +264,12 @@ class KDClient(NumPyClient, Generic[ConfigT]):
         names = task.names or tuple(mine)
         if len(arrays) != len(names):
             raise PayloadError(f"{len(arrays)} arrays came, expected {len(names)}")
-        came = dict(zip(names, arrays, strict=True))
+        received = dict(zip(names, arrays, strict=True))
         template = ArrayTemplate.of_ndarrays(mine)
-        other = template.difference(ArrayTemplate.of_ndarrays(came))
-        if other is not None:
-            raise PayloadError(f"the server's model does not fit this client's: {other}")
-        checked = template.check([came[name] for name in template.names])
+        difference = template.difference(ArrayTemplate.of_ndarrays(received))
+        if difference is not None:
+            raise PayloadError(f"the server's model does not fit this client's: {difference}")
+        checked = template.check([received[name] for name in template.names])
         return dict(zip(template.names, checked, strict=True))
 
     def check_state(self) -> None:
@@ -297,8 +297,8 @@ class KDClient(NumPyClient, Generic[ConfigT]):
     ) -> float:
         """Minimise an objective on the training data; the model ends in eval mode.
 
-        The optimiser is fresh in every phase. With ``rows`` the objective's third argument are the samples'
-        positions in the data set ``[B]``.
+        The optimiser is fresh in every phase. With ``rows`` the objective takes the samples' positions in the data
+        set, ``[B]``, as third argument.
 
         Returns
         -------
@@ -343,10 +343,7 @@ class KDClient(NumPyClient, Generic[ConfigT]):
         return Measured(loss / count, right / count, near / count if several else None)
 
     def local_metrics(self, batch_size: int) -> dict[str, float]:
-        """Return ``local-accuracy``, and ``local-top5`` of more than 5 classes, as an answer has them.
-
-        Empty without test data.
-        """
+        """Return ``local-accuracy`` and, with more than 5 classes, ``local-top5``; nothing without test data."""
         measured = self.measure(batch_size)
         if measured is None:
             return {}
@@ -357,8 +354,9 @@ class KDClient(NumPyClient, Generic[ConfigT]):
     def extract(self, batch_size: int, batches: Batches | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Return features ``[N, D]``, logits ``[N, C]`` and labels ``[N]`` of samples, on the CPU.
 
-        Of all training samples, or of other ``batches``. In eval mode, without augmentation, in the data set's
-        order. Features of a :class:`~flwr_kd.models.SplitModel` have its feature shape, ``[N, ...]``.
+        The samples are all training samples, or those of other ``batches``, in the data set's order and without
+        augmentation; the model is in eval mode. Features of a :class:`~flwr_kd.models.SplitModel` have its feature
+        shape, ``[N, ...]``.
         """
         self.model.eval()
         rows: list[tuple[Tensor, Tensor, Tensor]] = []
@@ -370,7 +368,7 @@ class KDClient(NumPyClient, Generic[ConfigT]):
 
     @torch.no_grad()
     def _feature_shape(self) -> tuple[int, ...]:
-        """Read the shape of one sample's features off the model, or off what it makes of a sample."""
+        """Return the shape of one sample's features, as the model names it or as one sample shows it."""
         dim, shape = getattr(self.model, "feature_dim", None), getattr(self.model, "feature_shape", None)
         if isinstance(self.model, SplitModel) and shape is None:
             x = self.train_batches.example().to(self.device)

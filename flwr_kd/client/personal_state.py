@@ -1,8 +1,8 @@
 """Where a client's personal model lives between rounds.
 
-Flower keeps ``context.state`` in memory, per run; a SuperNode drops a large one without a word (250 MB were
-lost in a trial, 200 MB were kept). So there are two places: ``context.state`` up to a limit, or, where the
-node config names a ``state-dir``, a file there.
+Flower keeps ``context.state`` in memory, per run. A SuperNode drops a large one without any error: in a trial
+250 MB were lost, 200 MB were kept. So there are two places: ``context.state`` up to a limit, or a file in the
+``state-dir`` that the node config names.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from flwr_kd.learning.weights import size_of
 __all__ = ["MAX_STATE_BYTES", "PersonalState", "StateError"]
 
 MAX_STATE_BYTES = 150 * 10**6
-"""Largest personal model in bytes that is kept in ``context.state``."""
+"""Size in bytes of the largest personal model that is kept in ``context.state``."""
 _LONGEST_RUN, _EVER = 64, 2**63
 
 
@@ -35,8 +35,8 @@ class StateError(RuntimeError):
 class PersonalState:
     """Save and load named tensors of one client and one run.
 
-    In a ``state-dir`` two rounds are kept, the last one and the last from which the server could be resumed: a
-    resumed server asks for later rounds again, which must begin where they began the first time.
+    A ``state-dir`` keeps two rounds: the last one, and the last from which the server could be resumed. A resumed
+    server repeats later rounds, which must begin where they began the first time.
 
     Parameters
     ----------
@@ -55,7 +55,7 @@ class PersonalState:
         self._run, self._round, self._known, self._saved = str(context.run_id), 0, _EVER, 0
 
     def at(self, run: str, server_round: int, *, known: int, saved: int) -> None:
-        """Say for which run and round is loaded and saved.
+        """Set the run and the round for loading and saving.
 
         Parameters
         ----------
@@ -64,10 +64,10 @@ class PersonalState:
         server_round : int
             From 1.
         known : int
-            The last round that counts: what was saved in a later one is not loaded, since it is of a server that
-            was broken off.
+            The last round that counts. A model of a later one is not loaded: it is left from a server that was
+            interrupted.
         saved : int
-            The last round from which a server could be resumed: what was saved up to there is kept.
+            The last round from which the server could be resumed. The last model up to that round is kept.
 
         Raises
         ------
@@ -80,13 +80,13 @@ class PersonalState:
         self._round, self._known, self._saved = server_round, known, saved
 
     def check(self, size: int) -> None:
-        """Check that so many bytes can be kept.
+        """Check that ``size`` bytes can be kept.
 
         Raises
         ------
         StateError
             If there is no ``state-dir`` and they are more than :data:`MAX_STATE_BYTES`, or the ``state-dir`` cannot
-            be written to, or has not the space for two rounds of them.
+            be written to, or has no space for two models of that size.
         """
         if self._folder is None:
             if size > MAX_STATE_BYTES:
@@ -117,7 +117,7 @@ class PersonalState:
         ------
         StateError
             If there is no ``state-dir`` and the tensors are larger than :data:`MAX_STATE_BYTES`, or the file cannot
-            be written; what was kept before stays.
+            be written; what was kept earlier stays.
         """
         tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
         if self._folder is None:
@@ -136,9 +136,7 @@ class PersonalState:
             raise StateError(f"cannot keep the personal model in {self._folder}: {error}") from error
 
     def load(self) -> dict[str, Tensor] | None:
-        """Return what was saved last in this run, or None.
-
-        From a ``state-dir``: what was saved last up to the last round that counts, see :meth:`at`.
+        """Return what was saved last in this run, or None; from a ``state-dir``, up to the last round that counts.
 
         Raises
         ------
@@ -156,7 +154,7 @@ class PersonalState:
                 raise StateError(f"cannot read the personal model in {file}: {error}") from error
         record = self._context.state.array_records.get(self._KEY)
         when = self._context.state.config_records.get(self._WHEN)
-        # Who has not said for which run, such as a look at it from outside, gets what there is.
+        # Callers that did not name a run (for example inspection) get whatever is stored.
         if record is None or (self._known < _EVER and (when is None or when["run"] != self._run)):
             return None
         return {name: torch.from_numpy(value.numpy().copy()) for name, value in record.items()}
@@ -170,11 +168,11 @@ class PersonalState:
         return f"run-{self._run}-node-{self._node}-round-"
 
     def _files(self) -> dict[int, Path]:
-        """Return what is kept of this run and node, by round."""
+        """Return the files of this run and node, by round."""
         assert self._folder is not None
-        found = {}
+        files = {}
         for file in self._folder.glob(f"{glob.escape(self._stem)}*.safetensors"):
             number = file.name.removeprefix(self._stem).removesuffix(".safetensors")
             if number.isdecimal():
-                found[int(number)] = file
-        return found
+                files[int(number)] = file
+        return files

@@ -1,4 +1,4 @@
-"""What a client is asked in one phase, and what it answers."""
+"""What a client is asked to do in one phase, and what it answers."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class Task(Generic[ConfigT]):
     phase : str
         Name of the phase.
     seed : int
-        Of this client, phase and round; :meth:`generator` derives private generators from it.
+        Seed of this client, phase and round; :meth:`generator` derives private generators from it.
     names : tuple of str
         Names of the model's arrays, in the server's order.
     arrays : list of ndarray
-        What the server sent; empty where it sends none.
+        The arrays that the server sent; empty if none.
     payload : bytes or None
         Knowledge, still encoded.
     config : MethodConfig
@@ -42,7 +42,7 @@ class Task(Generic[ConfigT]):
     max_payload_bytes : int
         Largest payload.
     extra : mapping
-        The message's whole config; what a strategy put into :attr:`~flwr_kd.Outgoing.config` is there.
+        The message's whole config, with what a strategy put into :attr:`~flwr_kd.Outgoing.config`.
     """
 
     server_round: int
@@ -60,7 +60,7 @@ class Task(Generic[ConfigT]):
         return torch_generator(self.seed, purpose)
 
     def read(self, kind: type[P], **dims: int) -> P | None:
-        """Decode the payload as a message of a kind; None where none was sent.
+        """Decode the payload as a message of a kind; None if none was sent.
 
         Raises
         ------
@@ -73,7 +73,7 @@ class Task(Generic[ConfigT]):
 
 
 class Measured(NamedTuple):
-    """What a model reaches on test data: mean cross-entropy, accuracy, and top-5 where there are more classes."""
+    """A model's results on test data: mean cross-entropy, accuracy, and with more than 5 classes top-5 accuracy."""
 
     loss: float
     accuracy: float
@@ -82,7 +82,19 @@ class Measured(NamedTuple):
 
 @dataclass
 class Answer:
-    """What a client sends back after one phase."""
+    """What a client's phase returns; it travels as a message, and becomes the server's ``Reply``.
+
+    Attributes
+    ----------
+    arrays : list of ndarray
+        The model's arrays in the server's order; empty if none are sent.
+    payload : Payload or None
+        Knowledge.
+    num_examples : int
+        Samples that the client trained on.
+    metrics : dict
+        Numbers such as ``train-loss`` and ``local-accuracy``.
+    """
 
     arrays: list[NDArray] = field(default_factory=list)
     payload: Payload | None = None

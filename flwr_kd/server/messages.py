@@ -132,7 +132,7 @@ class Messages:
         """
         encoded: dict[int, bytes] = {}
         messages = []
-        for out in sorted(outgoing, key=lambda each: each.node.order):
+        for out in sorted(outgoing, key=lambda item: item.node.order):
             payload = None
             if out.payload is not None:
                 if id(out.payload) not in encoded:

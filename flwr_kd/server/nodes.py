@@ -1,4 +1,4 @@
-"""Which clients there are, which of them fit, and who is asked again."""
+"""The clients of a run: which are there, which of them fit, and which are asked again."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ class Roster:
     Parameters
     ----------
     refusal : callable
-        Says why a client that has introduced itself cannot take part; None if it can.
+        Returns why a client cannot take part; None if it can.
     question : mapping
-        Scalars that go with the question for introduction.
+        Scalars that are sent in the handshake.
     timeout : float
-        Seconds that are waited for clients, and at most two minutes for an introduction.
+        Seconds to wait for clients; for the reply to a handshake at most two minutes.
 
     Attributes
     ----------
     nodes : dict
-        By node id, those that fit and have not been away since they introduced themselves.
+        By node id, the clients that fit, and have been connected since their handshake.
     refused, malformed : dict
-        By node id, why one does not fit, or what was wrong with its introduction.
+        By node id, why a client does not fit, or what was wrong with its handshake.
     """
 
     def __init__(
@@ -57,9 +57,9 @@ class Roster:
         self.malformed: dict[int, str] = {}
         self._known: dict[int, Node] = {}
         self._candidates: list[Node] = []
-        self._mute: dict[int, tuple[float, float]] = {}
+        self._retries: dict[int, tuple[float, float]] = {}
         self._raised: dict[int, tuple[int, str]] = {}
-        self._told: set[tuple[int, str]] = set()
+        self._logged: set[tuple[int, str]] = set()
         self._doubles: set[int] = set()
 
     def common(
@@ -79,15 +79,17 @@ class Roster:
         among : callable
             Says which clients are counted.
         """
-        known = [each for each in list(self._known.values()) or self._candidates if among(each)] or [node]
-        return Counter(kind(each) for each in known).most_common(1)[0][0]
+        nodes = list(self._known.values()) or self._candidates
+        counted = [other for other in nodes if among(other)] or [node]
+        return Counter(kind(other) for other in counted).most_common(1)[0][0]
 
     def wait(self, grid: Grid, least: int) -> list[Node]:
-        """Wait for enough fitting nodes, and return them: in a simulation, none may be registered at first.
+        """Wait for enough fitting nodes, and return them. In a simulation, none may be registered at first.
 
-        Nobody is judged before so many have introduced themselves: what most of them have decides, and not who
-        comes first. One that does not fit does not end the waiting while others may still come: for a minute, where
-        as many as are needed have come. Nor does one that raises, before it has done so three times.
+        Nodes are validated only once ``least`` of them have replied, so the majority defines what is expected, not
+        the first arrival. A node that does not fit does not end the waiting while others may still come: for a
+        minute after the last arrival, if ``least`` nodes have come. Nor does a node that raises fewer than three
+        times.
 
         Raises
         ------
@@ -96,20 +98,20 @@ class Roster:
         TimeoutError
             If too few come.
         """
-        end, waits, told = time.monotonic() + self._timeout, pauses(), -1
-        introduced: dict[int, Node] = {}
-        judged: list[Node] = []
+        end, waits, logged = time.monotonic() + self._timeout, pauses(), -1
+        known: dict[int, Node] = {}
+        validated: list[Node] = []
         newest = time.monotonic()
         while True:
             ids = sorted(grid.get_node_ids())
-            for node in self._introduce(grid, [i for i in ids if i not in introduced]):
-                introduced[node.node_id] = node
+            for node in self._shake_hands(grid, [i for i in ids if i not in known]):
+                known[node.node_id] = node
                 newest = time.monotonic()
-            there = [introduced[i] for i in ids if i in introduced]
+            present = [known[i] for i in ids if i in known]
             late = time.monotonic() >= end
-            if there != judged and (late or len(there) + len(self.malformed) >= least):
-                self.nodes, self._known, self.refused, judged = {}, {}, {}, there
-                self._judge(there)
+            if present != validated and (late or len(present) + len(self.malformed) >= least):
+                self.nodes, self._known, self.refused, validated = {}, {}, {}, present
+                self._validate(present)
             nodes = self._present(ids)
             if len(nodes) >= least:
                 return nodes
@@ -123,13 +125,13 @@ class Roster:
                 raise TimeoutError(
                     f"{len(nodes)} clients came within {self._timeout:g} s, {least} are needed"
                 )
-            if len(there) != told:
-                log(INFO, "Waiting for clients: %d of %d", len(there), least)
-                told = len(there)
+            if len(present) != logged:
+                log(INFO, "Waiting for clients: %d of %d", len(present), least)
+                logged = len(present)
             time.sleep(next(waits))
 
     def of_round(self, grid: Grid, least: int) -> list[Node]:
-        """Return the nodes that are there, once they are enough for a round, or the time for that is over."""
+        """Return the connected nodes, once they are enough for a round or the timeout is over."""
         end, waits = time.monotonic() + self._timeout, pauses()
         nodes = self.refresh(grid)
         if len(nodes) < least:
@@ -140,35 +142,36 @@ class Roster:
         return nodes
 
     def refresh(self, grid: Grid) -> list[Node]:
-        """Ask for the ids anew, shake hands with new ones, and return those that fit and are there."""
+        """Ask for the ids again, shake hands with new nodes, and return those that fit and are connected."""
         ids = sorted(grid.get_node_ids())
-        # Who has been away introduces itself anew: it may have been mended, or have other data.
-        kept: tuple[dict[int, Any], ...] = (
+        # A node that was away repeats its handshake: it may have been fixed, or have other data.
+        by_id: tuple[dict[int, Any], ...] = (
             self.nodes,
             self.refused,
             self.malformed,
-            self._mute,
+            self._retries,
             self._raised,
         )
-        for each in kept:
-            for gone in each.keys() - set(ids):
-                del each[gone]
-        self._judge(self._introduce(grid, [i for i in ids if i not in self.nodes and i not in self.refused]))
+        for entries in by_id:
+            for gone in entries.keys() - set(ids):
+                del entries[gone]
+        new = [i for i in ids if i not in self.nodes and i not in self.refused]
+        self._validate(self._shake_hands(grid, new))
         return self._present(ids)
 
-    def _introduce(self, grid: Grid, ids: list[int]) -> list[Node]:
-        """Shake hands, and return who answered as it should."""
+    def _shake_hands(self, grid: Grid, ids: list[int]) -> list[Node]:
+        """Shake hands with nodes, and return those whose replies are well-formed."""
         now = time.monotonic()
         timeout = min(self._timeout, _HANDSHAKE_SECONDS)
-        new = [i for i in ids if i not in self.malformed and self._mute.get(i, (0.0, 0.0))[1] <= now]
+        new = [i for i in ids if i not in self.malformed and self._retries.get(i, (0.0, 0.0))[1] <= now]
         ttl = lifetime(self._timeout, len(new))
         messages = [flower_records.properties_message(i, config=self._question, ttl=ttl) for i in new]
-        found: list[Node] = []
-        # Of silence, not of all: where many clients share few workers, the last has long to wait.
-        for message, reply in receive(grid, messages, timeout, of_silence=True):
+        nodes: list[Node] = []
+        # Counted from the last arrival: where many clients share few workers, the last one takes long.
+        for message, reply in receive(grid, messages, timeout, since_last=True):
             node_id = message.metadata.dst_node_id
             if reply is None:
-                self._ask_again(node_id, f"no answer within {timeout:g} s", timeout)
+                self._ask_again(node_id, f"no reply within {timeout:g} s", timeout)
             elif isinstance(reply, PayloadError):
                 self.malformed[node_id] = self._refuse(node_id, str(reply))
             elif reply.has_error():
@@ -178,15 +181,15 @@ class Roster:
                 self._ask_again(node_id, reason, timeout if silent else _SOONEST_HANDSHAKE)
             else:
                 try:
-                    found.append(Node.from_properties(node_id, flower_records.read_properties(reply)))
+                    nodes.append(Node.from_properties(node_id, flower_records.read_properties(reply)))
                     self._raised.pop(node_id, None)
                 except PayloadError as error:
                     self.malformed[node_id] = self._refuse(node_id, str(error))
-        return found
+        return nodes
 
-    def _judge(self, candidates: list[Node]) -> None:
-        """Accept those that fit, refuse the others."""
-        # In one order, whichever answered first, since what the clients have in common decides.
+    def _validate(self, candidates: list[Node]) -> None:
+        """Accept the nodes that fit, and refuse the others."""
+        # The order must not depend on which node replied first, since what the clients have in common decides.
         self._candidates = sorted(candidates, key=lambda node: node.order)
         for node in self._candidates:
             refusal = node.refusal or self._refusal(node)
@@ -201,13 +204,13 @@ class Roster:
             self.nodes[node.node_id] = node
 
     def _present(self, ids: list[int]) -> list[Node]:
-        """Return the accepted nodes that are there, one for each partition, in the order of partition ids."""
+        """Return the accepted nodes that are connected, one for each partition, in the order of partition ids."""
         present: dict[int, Node] = {}
         for node in self.nodes.values():
             if node.node_id not in ids:
                 continue
-            # What is kept for a client goes by its key. One that takes another's waits until that one is gone,
-            # which after a restart it soon is.
+            # What is kept for a client depends on its key. A node with another's key waits until that one is gone,
+            # which after a restart is soon.
             first = present.setdefault(node.key, node)
             if first is not node and node.node_id not in self._doubles:
                 self._doubles.add(node.node_id)
@@ -215,18 +218,18 @@ class Roster:
         return sorted(present.values(), key=lambda node: node.order)
 
     def _ask_again(self, node_id: int, reason: str, least: float) -> None:
-        """Ask a node that did not introduce itself later on, and ever more seldom: it may be a passing fault."""
-        pause = self._mute.get(node_id, (0.0, 0.0))[0]
+        """Repeat a failed handshake later, after pauses that double: the fault may pass."""
+        pause = self._retries.get(node_id, (0.0, 0.0))[0]
         if not pause:
-            log(WARNING, "node %d did not introduce itself, and is asked again: %s", node_id, reason)
+            log(WARNING, "node %d did not complete the handshake, and is asked again: %s", node_id, reason)
         pause = min(max(2 * pause, least), _LATEST_HANDSHAKE)
-        self._mute[node_id] = (pause, time.monotonic() + pause)
+        self._retries[node_id] = (pause, time.monotonic() + pause)
 
     def _refuse(self, node_id: int, reason: str) -> str:
-        """Log a refusal, once, and return its reason in a form that may be shown."""
+        """Log a refusal once, and return its reason in a form that may be shown."""
         shown = plain(reason)
-        if (node_id, shown) not in self._told:
-            self._told.add((node_id, shown))
+        if (node_id, shown) not in self._logged:
+            self._logged.add((node_id, shown))
             log(WARNING, "node %d is refused: %s", node_id, shown)
         return shown
 

@@ -1,4 +1,4 @@
-"""What the loop works with: clients, what they are sent and what they answer, and what a round did."""
+"""What a run works with: clients, what they are sent, their replies, and the statistics of a round."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ class HandshakeError(RuntimeError):
 
 
 class VoidRoundsError(RuntimeError):
-    """Too many rounds in a row had too few usable answers."""
+    """Too many rounds in a row had too few usable replies."""
 
 
 @dataclass(frozen=True)
 class Node:
-    """A client as it introduced itself in the handshake.
+    """A client as it described itself in the handshake.
 
     Attributes
     ----------
     node_id : int
         Flower's id: random, and new after a restart.
     partition_id : int or None
-        From the client's node config; what sampling and summation go by where there is one.
+        From the client's node config. Sampling and summation use this order where there is one.
     num_examples : int
         Training samples.
     num_classes : int
@@ -81,7 +81,7 @@ class Node:
 
     @property
     def key(self) -> int:
-        """The partition id where there is one, else the node id: what is kept for a client goes by it."""
+        """The partition id where there is one, else the node id: the key of what is kept for a client."""
         return self.node_id if self.partition_id is None else self.partition_id
 
     @property
@@ -95,7 +95,7 @@ class Node:
 
     @classmethod
     def from_properties(cls, node_id: int, properties: Mapping[str, Any]) -> Node:
-        """Read a handshake's answer.
+        """Read a handshake's reply.
 
         Raises
         ------
@@ -145,7 +145,7 @@ class Outgoing:
 
 @dataclass(frozen=True)
 class Reply(Generic[PayloadT]):
-    """A checked answer.
+    """A checked reply; what a client's :class:`~flwr_kd.client.task.Answer` became.
 
     Attributes
     ----------
@@ -170,14 +170,14 @@ class Reply(Generic[PayloadT]):
 
 @dataclass
 class RoundStats:
-    """What one round did. Bytes are those of arrays and payloads, over all clients and phases."""
+    """Statistics of one round. Bytes are those of arrays and payloads, over all clients and phases."""
 
     server_round: int
     local_accuracy: float | None = None
     local_top5: float | None = None
     global_accuracy: float | None = None
     server_accuracy: float | None = None
-    """Of a server's model that is not the clients' model, such as FedGKT's predictor."""
+    """Accuracy of a server's model that is not the clients' model, such as FedGKT's predictor."""
     train_loss: float | None = None
     bytes_up: int = 0
     bytes_down: int = 0
@@ -185,7 +185,7 @@ class RoundStats:
     participants: int = 0
     failures: int = 0
     void: bool = False
-    """Whether too few answers came, so that the round changed nothing."""
+    """Whether there were too few usable replies, so that the round changed nothing."""
     bytes_by_partition: dict[int, tuple[int, int]] = field(default_factory=dict)
     """(down, up) per partition id, or per node id where a node has no partition id."""
     clients: dict[int, dict[str, float]] = field(default_factory=dict)
@@ -199,9 +199,9 @@ class RoundStats:
         self.bytes_up += up
 
 
-@dataclass(repr=False)  # Flower's tells the arrays' size, a dataclass's would print all their bytes
+@dataclass(repr=False)  # Flower's repr gives the arrays' size; a dataclass's would print all their bytes
 class KDResult(Result):
-    """Flower's ``Result`` and, per round, what the round did."""
+    """Flower's ``Result``, and the statistics of each round in ``rounds``."""
 
     rounds: list[RoundStats] = field(default_factory=list)
 

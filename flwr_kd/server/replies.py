@@ -148,20 +148,20 @@ class ReplyChecker:
         """
         reply = None
         if delivered is None:
-            log(WARNING, "%s did not answer in time", node)
+            log(WARNING, "%s did not reply in time", node)
         elif isinstance(delivered, PayloadError):
-            log(WARNING, "the answer of %s is dropped: %s", node, plain(str(delivered)))
+            log(WARNING, "the reply of %s is dropped: %s", node, plain(str(delivered)))
         elif delivered.has_error():
             log(WARNING, "%s failed: %s", node, reason_of(delivered.error))
         else:
             try:
                 reply = self.read(phase, node, delivered, stats)
             except PayloadError as error:
-                log(WARNING, "the answer of %s is dropped: %s", node, plain(str(error)))
+                log(WARNING, "the reply of %s is dropped: %s", node, plain(str(error)))
             # An error that no check foresaw must not cost the other clients their round either.
             except Exception as error:
                 kind = type(error).__name__
-                log(WARNING, "the answer of %s is dropped: unexpected %s: %s", node, kind, first_line(error))
+                log(WARNING, "the reply of %s is dropped: unexpected %s: %s", node, kind, first_line(error))
             flower_records.forget(delivered)
         if reply is None:
             stats.failures += 1
@@ -231,7 +231,7 @@ def evaluations(
     for node, reply in delivered:
         try:
             if reply is None:
-                raise PayloadError("it did not answer in time")
+                raise PayloadError("it did not reply in time")
             if isinstance(reply, PayloadError):
                 raise reply
             if reply.has_error():

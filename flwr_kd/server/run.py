@@ -206,7 +206,7 @@ class Run:
                 new = strategy.aggregate_phase(phase, server_round, replies, arrays)
                 replies.drain()
             elif replies.asked:
-                log(WARNING, "round %d, phase %s: no usable answers", server_round, phase)
+                log(WARNING, "round %d, phase %s: no usable replies", server_round, phase)
         finally:
             if first:
                 strategy.stats.participants = len(replies.used)
@@ -313,7 +313,7 @@ class Run:
         stats.void = True
         log(
             WARNING,
-            "round %d is void: %d usable answers, at least %d are needed; the server's state stays as it was",
+            "round %d is void: %d usable replies, at least %d are needed; the server's state stays as it was",
             stats.server_round,
             stats.participants,
             self.strategy.min_train_nodes,
@@ -325,7 +325,7 @@ class Run:
         if self.voids >= strategy.max_void_rounds:
             raise VoidRoundsError(
                 f"{self.voids} rounds in a row were void: the last, round {stats.server_round}, had "
-                f"{stats.participants} usable answers and {stats.failures} failures, min_train_nodes is "
+                f"{stats.participants} usable replies and {stats.failures} failures, min_train_nodes is "
                 f"{strategy.min_train_nodes}; the warnings before say what failed"
             )
 

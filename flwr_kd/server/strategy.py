@@ -294,7 +294,7 @@ class KDStrategy(Strategy, Generic[ConfigT, PayloadT]):
 
     def unlike(self, node: Node) -> str | None:
         """Say how a client's numbers of classes and features differ from those of most clients; None if not."""
-        classes, features = self.common(lambda each: (each.num_classes, each.feature_dim), node)
+        classes, features = self.common(lambda other: (other.num_classes, other.feature_dim), node)
         if (node.num_classes, node.feature_dim) != (classes, features):
             return f"{node.num_classes} classes and {node.feature_dim} features, expected {classes} and {features}"
         return None
@@ -322,8 +322,8 @@ class KDStrategy(Strategy, Generic[ConfigT, PayloadT]):
         num_rounds : int
             At least 1. With ``resume``, the number of the last round.
         timeout : float
-            Seconds that a phase waits for answers. The messages live 200 seconds longer, and two for each client,
-            in which answers are fetched.
+            Seconds that a phase waits for replies. The messages live 200 seconds longer, and two for each client,
+            in which replies are fetched.
         train_config, evaluate_config : ConfigRecord, optional
             Further scalars for the clients. Not changed.
         evaluate_fn : callable, optional
@@ -345,7 +345,7 @@ class KDStrategy(Strategy, Generic[ConfigT, PayloadT]):
             If ``num_rounds`` or ``timeout`` is out of range, ``initial_arrays`` are missing, ``checkpoint_dir``
             cannot be written to, or its checkpoint is another method's, another model's or unreadable.
         VoidRoundsError
-            If ``max_void_rounds`` rounds in a row had fewer than ``min_train_nodes`` usable answers.
+            If ``max_void_rounds`` rounds in a row had fewer than ``min_train_nodes`` usable replies.
         """
         whole_number("num_rounds", num_rounds, 1, 2**31)
         number("timeout", timeout, 0, float("inf"), open_low=True)

@@ -56,12 +56,12 @@ PAYLOAD, PHASE, ROUND, SEED, NAMES, MAX_BYTES, RUN, TRAINED, KNOWN, SAVED, STATE
 )
 _MAX_EXAMPLES = 2**53
 _LARGEST = 1e300
-"""Of a metric: sums of clients' metrics stay finite."""
+"""Largest accepted metric, so that sums over clients stay finite."""
 
 
 @dataclass(frozen=True)
 class TrainReply:
-    """What a client answered to a train message, read but not yet checked against a template."""
+    """A reply to a train message, read but not yet checked against a template."""
 
     arrays: list[NDArray] = field(default_factory=list)
     num_examples: int = 0
@@ -72,7 +72,7 @@ class TrainReply:
 
 @dataclass(frozen=True)
 class EvaluateReply:
-    """What a client answered to an evaluate message."""
+    """A reply to an evaluate message."""
 
     loss: float = 0.0
     num_examples: int = 0
@@ -190,7 +190,7 @@ def version_mismatch(version: object, *, theirs: str, ours: str) -> str | None:
 
 
 def forget(message: Message) -> None:
-    """Drop what a message holds, once it has been read.
+    """Empty a message that has been read.
 
     Flower's records refer to themselves: without this their bytes stay until the garbage collector runs, and
     what was decoded from them is a second copy.
@@ -241,8 +241,8 @@ def _content(message: Message) -> RecordDict:
 
 def _record(records: Mapping[str, Any], key: str) -> Any:
     if key not in records:
-        there = [name[:40] for name in sorted(records)[:5]]
-        raise PayloadError(f"record {key!r} is missing, the reply has {there}")
+        names = [name[:40] for name in sorted(records)[:5]]
+        raise PayloadError(f"record {key!r} is missing, the reply has {names}")
     return records[key]
 
 

@@ -48,8 +48,8 @@ class Fault(Protocol):
 class InlineGrid(Grid):
     """Runs a ClientApp for a number of nodes inside this process.
 
-    A node's ClientApp runs when its answer is asked for, so that the answers of a round are not all in memory at
-    once; with several ``workers`` a few run ahead.
+    A node's ClientApp runs when its reply is pulled, so that the replies of a round are not all in memory at once;
+    with several ``workers`` a few run ahead.
 
     Parameters
     ----------
@@ -67,13 +67,13 @@ class InlineGrid(Grid):
     run_config : mapping, optional
         What ``context.run_config`` holds.
     seed : int
-        Of the node ids.
+        Seed of the node ids.
 
     Attributes
     ----------
     contexts : dict
-        By node id, each node's ``Context``, whose state outlives the messages as in Flower. As in Flower's
-        simulation, what a call that raises did to the state is undone.
+        By node id, each node's ``Context``, whose state outlives the messages as in Flower. If a call raises, its
+        changes to the state are undone, as in Flower's simulation.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class InlineGrid(Grid):
     # ------------------------------------------------------------------ Grid
 
     def set_run(self, run: Any) -> None:
-        """Take no notice: there is one run."""
+        """Do nothing: there is one run."""
 
     @property
     def run(self) -> Any:
@@ -144,7 +144,7 @@ class InlineGrid(Grid):
 
     @property
     def complete(self) -> bool:
-        """Whether all nodes are there, so that nobody needs to wait for others."""
+        """Whether all nodes are connected, so that there are no others to wait for."""
         return len(list(self.get_node_ids())) == len(self.contexts)
 
     def get_node_ids(self) -> Iterable[int]:
@@ -152,10 +152,10 @@ class InlineGrid(Grid):
         return list(self.contexts)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Take the messages; the ClientApp runs when its answer is asked for."""
+        """Take the messages; a ClientApp runs when its reply is pulled."""
         self._pushes += 1
         ids = []
-        # Of silent nodes.
+        # Forget messages that expired without a reply.
         for gone in [i for i, (deadline, _) in self._deadlines.items() if self._now() > deadline]:
             del self._deadlines[gone]
         for message in messages:
@@ -167,12 +167,12 @@ class InlineGrid(Grid):
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Run the ClientApp for messages that it has not seen yet, and return the answers that are there.
+        """Run the ClientApp for messages that it has not seen yet, and return the replies that are there.
 
-        As a SuperLink does, it gives an error for a message whose time to live is over, whether answered or not;
-        not where there are threads.
+        A message whose time to live is over gives an error, with or without a reply, as at a SuperLink; not with
+        several workers.
         """
-        found = []
+        replies = []
         wanted = list(message_ids)
         for message_id in wanted if self._workers == 1 else ():
             deadline, message = self._deadlines.get(message_id, (math.inf, None))
@@ -197,17 +197,17 @@ class InlineGrid(Grid):
                 del self._pending[message_id]
                 future.result()
             with self._lock:
-                there = self._replies.get(message_id)
-                if there is not None and there[0] <= self._pushes:
-                    found.append(self._replies.pop(message_id)[1])
+                reply = self._replies.get(message_id)
+                if reply is not None and reply[0] <= self._pushes:
+                    replies.append(self._replies.pop(message_id)[1])
                     self._deadlines.pop(message_id, None)
-        return found
+        return replies
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        """Send and wait, as Flower's own loop does; a node that never answers costs no waiting here."""
-        # In this order, so that the answers are, too, whatever the seed of hashes.
+        """Send and wait, as Flower's own loop does; a node that never replies costs no waiting here."""
+        # A list, so that the replies come in this order, whatever the seed of hashes.
         waiting = list(self.push_messages(list(messages)))
         for message_id in waiting if self._workers > 1 else ():
             self._submit(message_id)
@@ -224,7 +224,7 @@ class InlineGrid(Grid):
     # ------------------------------------------------------------------ nodes
 
     def _now(self) -> float:
-        """Return a clock that stands while nodes work: they do so in turn here, elsewhere at the same time."""
+        """Return a clock that stops while nodes work: here they work in turn, elsewhere at the same time."""
         return time.monotonic() - self._worked
 
     def _threads(self) -> ThreadPoolExecutor:
@@ -254,7 +254,7 @@ class InlineGrid(Grid):
     def _call(self, message: Message, context: Context, fault: Fault | None) -> Message:
         delivered = Message(_copied(message.content), dst_node_id=0, message_type="train")
         delivered.__dict__["_metadata"] = message.metadata
-        # Worked on as a copy, so that a call that raises leaves no trace, as in Flower's simulation.
+        # A copy, so that a call that raises leaves no trace, as in Flower's simulation.
         worked_on = Context(
             run_id=context.run_id,
             node_id=context.node_id,
@@ -277,7 +277,7 @@ class InlineGrid(Grid):
 
 
 def _copied(content: RecordDict) -> RecordDict:
-    """Copy the records, not the arrays, which nobody changes in place."""
+    """Copy the records, but not the arrays, which are never changed in place."""
     return RecordDict({key: type(record)(dict(record)) for key, record in content.items()})  # type: ignore[arg-type]
 
 

@@ -1,4 +1,4 @@
-"""Typed messages to bytes and back: what clients and server tell each other besides weights.
+"""Typed messages to bytes and back: what clients and server send each other besides weights.
 
 A payload is a frozen dataclass of named arrays and scalars. Its bytes are a `safetensors` file (no pickle),
 whose metadata holds the message's name and schema version. Decoding trusts nothing: name, version, fields,
@@ -50,7 +50,7 @@ __all__ = [
 ]
 
 MAX_PAYLOAD_BYTES = 256 * 1024**2
-"""Largest payload in bytes, unless set otherwise. Flower chunks arrays, but not config records."""
+"""Default of the largest payload in bytes. Flower chunks arrays, but not config records."""
 DTYPES = (
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
     *("float16", "float32", "float64"),
@@ -182,14 +182,14 @@ class Payload:
 
     @classmethod
     def max_nbytes(cls, dims: Mapping[str, int], *, others: int) -> int | None:
-        """Return how many bytes the arrays have at most; None where that is not fixed.
+        """Return the largest number of bytes that the arrays can have; None if that is not fixed.
 
         Parameters
         ----------
         dims : mapping of str to int
             Sizes that are known, by the letters of the array fields' shapes.
         others : int
-            The most that an axis has which is not in ``dims``.
+            Largest size of an axis that is not in ``dims``.
         """
         total = 0
         for item in dataclasses.fields(cls):  # type: ignore[arg-type]
@@ -216,7 +216,7 @@ class Payload:
         Parameters
         ----------
         data : bytes
-            What :meth:`to_bytes` made, or anything else that a peer may have sent.
+            The output of :meth:`to_bytes`, or anything else that a peer may have sent.
         dims : mapping of str to int, optional
             Sizes that the receiver knows, by the letters of the array fields' shapes.
         max_bytes : int or None
@@ -362,21 +362,21 @@ def _bits(positions: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
 
 
 def _of_bits(schema: str, name: str, bits: npt.NDArray[Any], count: int | None) -> npt.NDArray[np.int64]:
-    """Return the positions that :func:`_bits` packed; ``count`` is how many there must be, where that is known.
+    """Return the positions that :func:`_bits` packed; ``count`` is the expected number, if it is known.
 
     Raises
     ------
     PayloadError
-        If there are others. Before they are unpacked: a byte of bits may become 64 of positions.
+        If the number differs. This is checked before unpacking: one byte of bits may become 64 bytes of positions.
     """
     where = f"{schema}: field {name!r}"
     if bits.dtype != np.uint8 or bits.ndim != 1:
         raise PayloadError(
             f"{where} came as {bits.dtype.name} {list(bits.shape)}, expected bits, uint8 [bytes]"
         )
-    found = int(_ONES[bits].sum())
-    if count is not None and found != count:
-        raise PayloadError(f"{where} has {found} positions, expected {count}")
+    total = int(_ONES[bits].sum())
+    if count is not None and total != count:
+        raise PayloadError(f"{where} has {total} positions, expected {count}")
     return np.flatnonzero(np.unpackbits(bits, bitorder="little")).astype(np.int64)
 
 
@@ -390,7 +390,7 @@ def _size_of(axis: str, cls: type[Payload], values: Mapping[str, Any]) -> int | 
 
 
 def magnitude(values: npt.NDArray[Any]) -> float:
-    """Return the largest absolute value, without a copy of the values; 0 of none, NaN if one is.
+    """Return the largest absolute value, without a copy of the values; 0 without any, NaN if one is NaN.
 
     >>> magnitude(np.array([[1.0, -3.0], [2.0, 0.0]])), magnitude(np.zeros((0, 2)))
     (3.0, 0.0)
@@ -399,12 +399,12 @@ def magnitude(values: npt.NDArray[Any]) -> float:
 
 
 def check_magnitude(where: str, values: npt.NDArray[Any]) -> None:
-    """Refuse features and the like beyond :data:`LIMIT`: squares and sums of them would soon be infinite.
+    """Refuse features, prototypes and representations beyond :data:`LIMIT`, whose squares and sums may overflow.
 
     Raises
     ------
     PayloadError
-        With ``where``, the limit and the largest value.
+        The message names ``where``, the limit and the largest value.
     """
     largest = magnitude(values)
     if largest > LIMIT:

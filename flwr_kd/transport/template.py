@@ -115,8 +115,8 @@ class ArrayTemplate:
     def check(self, arrays: Sequence[NDArray]) -> list[NDArray]:
         """Check a reply's arrays and bring them to the template's dtypes and shapes.
 
-        A counter that comes back as shape ``(1,)`` or as a whole float is put right; anything else that
-        differs is refused.
+        A counter that comes back with shape ``(1,)`` or as a whole float is corrected; any other difference is
+        refused.
 
         Raises
         ------

@@ -22,7 +22,7 @@ from tests.superlink import Deployment, living, wait_for
 
 APP = Path(__file__).resolve().parent / "faulty"
 SEED = 5
-TIMED_OUT = "did not answer in time"
+TIMED_OUT = "did not reply in time"
 """In the log where the timeout of a phase, and not Flower, ended the wait for a reply."""
 
 
@@ -116,8 +116,8 @@ def test_too_few_answers_end_the_run(deployment: Deployment) -> None:
     faults = [(0, r, "raise") for r in (2, 3)]
     run = deployment.submit(APP, settings(faults, min_train_nodes=3, max_void_rounds=2, num_server_rounds=5))
     assert run.wait() == "finished:failed"
-    assert "round 2 is void: 2 usable answers, at least 3 are needed" in run.log
-    assert "VoidRoundsError: 2 rounds in a row were void: the last, round 3, had 2 usable answers" in run.log
+    assert "round 2 is void: 2 usable replies, at least 3 are needed" in run.log
+    assert "VoidRoundsError: 2 rounds in a row were void: the last, round 3, had 2 usable replies" in run.log
     assert "[ROUND 4/" not in run.log
     assert not run.out.exists()
     raised(run.log, deployment, times=2)
@@ -180,7 +180,7 @@ def test_nodes_come_late_and_are_killed_and_come_back(
     assert (
         f"node {late.node_id} (partition 2) has lost its personal model, which it had after round 2" in line
     )
-    assert "the personal model of round 2 is not here any more" in late.log
+    assert "the personal model of round 2 is no longer here" in late.log
 
 
 def kill(node: Any) -> None:
