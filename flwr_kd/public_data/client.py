@@ -183,7 +183,7 @@ class PublicKnowledgeClient(KDClient[PublicConfigT], Generic[PublicConfigT]):
         else:
             message = task.read(by_rows, C=self.num_classes)
         if message is None:
-            raise PayloadError(f"phase {task.phase!r} came without its payload")
+            raise PayloadError(f"the message of phase {task.phase!r} has no payload")
         return message
 
     def _drawn(
@@ -205,7 +205,7 @@ class PublicKnowledgeClient(KDClient[PublicConfigT], Generic[PublicConfigT]):
             digest := self._digest(self.public_batches)
         ):
             raise PayloadError(
-                f"this client's public data is another: digest {digest[:12]}, the server's is {message.digest[:12]}"
+                f"this client's public data differs: digest {digest[:12]}, the server's is {message.digest[:12]}"
             )
         rows, last = torch.from_numpy(message.rows.copy()), len(self.public_batches) - 1
         if len(rows) and int(rows[-1]) > last:

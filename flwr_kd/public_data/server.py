@@ -121,14 +121,14 @@ class PublicKnowledgeStrategy(KDStrategy[PublicConfigT, SoftPredictions], Generi
             digest, count = self._public_set(node)
             if (node.public_digest, node.num_public) != (digest, count):
                 return (
-                    f"its public data is another: {node.num_public} samples with digest {node.public_digest[:12]}, "
+                    f"its public data differs: {node.num_public} samples with digest {node.public_digest[:12]}, "
                     f"expected {count} with {digest[:12]}; samples, order and transforms must be the same"
                 )
         row = classes * np.dtype(self.config.precision).itemsize + self._sample_bytes
         size = self._number_drawn(node) * row
         if size > self.max_payload_bytes:
             return (
-                f"what it is sent has {size:,} bytes, max_payload_bytes is {self.max_payload_bytes:,}; "
+                f"its messages have {size:,} bytes, max_payload_bytes is {self.max_payload_bytes:,}; "
                 f"use {SMALLER}"
             )
         return None
@@ -156,7 +156,7 @@ class PublicKnowledgeStrategy(KDStrategy[PublicConfigT, SoftPredictions], Generi
             return
         got = reply.payload.predictions.dtype.name
         if got != self.config.precision:
-            raise PayloadError(f"soft predictions came as {got}, asked for was {self.config.precision}")
+            raise PayloadError(f"soft predictions have dtype {got}, expected {self.config.precision}")
 
     def aggregate_phase(
         self,

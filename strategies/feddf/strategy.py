@@ -230,7 +230,7 @@ class PFedDF(KDStrategy[PFedDFConfig]):
                 self._receivers.discard(g)
                 self.prototypes[g] = dict(zip(self.templates[g].names, arrays_of_group, strict=True))
         for g in sorted(self._receivers):
-            text = "round %d: no usable model came for %s, its prototype stays"
+            text = "round %d: no usable model arrived for %s; its prototype does not change"
             log(WARNING, text, server_round, self.distillers[g].called)
         self._trained = True
         return None

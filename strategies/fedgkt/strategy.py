@@ -109,12 +109,11 @@ class FedGKT(KDStrategy[FedGKTConfigT, ClientFeatures], Generic[FedGKTConfigT]):
             return f"{classes} classes and {node.num_examples} samples, expected at least 2 and 1"
         size = self._features_size(node)
         if size > self.max_payload_bytes:
-            return (
-                f"what it would send has {size:,} bytes ({node.num_examples} samples, {node.feature_dim} features, "
-                f"{classes} classes), max_payload_bytes is {self.max_payload_bytes:,}; {ClientFeatures.hint}"
-            )
+            rows = f"{node.num_examples} samples, {node.feature_dim} features, {classes} classes"
+            limit = f"max_payload_bytes is {self.max_payload_bytes:,}; {ClientFeatures.hint}"
+            return f"its messages would have {size:,} bytes ({rows}), {limit}"
         if self._given is None and max(node.feature_dim, classes) > _LARGEST_DEFAULT:
-            return f"{node.feature_dim} features and {classes} classes need a server_model of yours"
+            return f"{node.feature_dim} features and {classes} classes need a server_model of your own"
         if (shape, classes) not in self._tried:
             self._tried[shape, classes] = self._try(shape, classes)
         return self._tried[shape, classes] or None
@@ -243,7 +242,7 @@ class FedGKT(KDStrategy[FedGKTConfigT, ClientFeatures], Generic[FedGKTConfigT]):
         except Exception as error:  # A user's module may raise anything on a shape that it does not take.
             return f"server_model does not take features {list(shape)}: {first_line(error)}"
         if output != [2, classes]:
-            return f"server_model makes {output} of 2 rows, expected [2, {classes}]"
+            return f"server_model returns {output} for 2 rows, expected [2, {classes}]"
         return ""
 
     def _features_size(self, node: Node) -> int:
@@ -278,7 +277,7 @@ class FedGKT(KDStrategy[FedGKTConfigT, ClientFeatures], Generic[FedGKTConfigT]):
                 largest = max(usable, key=lambda reply: magnitude(reply.payload.features))
                 usable.remove(largest)
                 self.stats.failures += 1
-                log(WARNING, "the server's training on %s is taken back: %s", largest.node, error)
+                log(WARNING, "the server's training on %s is undone: %s", largest.node, error)
                 continue
             for reply, logits in zip(usable, predictions, strict=True):
                 self.logits[reply.node.key] = in_sample_order(logits, reply.payload.index)

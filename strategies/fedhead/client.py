@@ -37,7 +37,7 @@ class FedHEADClient(KDClient[FedHEADConfig]):
         """Distil the ensemble of the sector's models into z, and return the result."""
         config, message = task.config, task.read(SectorEnsemble)
         if message is None:
-            raise PayloadError("a leader needs its sector's weights, none came")
+            raise PayloadError("a leader needs its sector's weights, got none")
         size = len(task.names) or len(self.model.state_dict())
         student, *teachers = (self.named(task, model) for model in unpack(message, task.arrays, size))
         done = distil_ensemble(

@@ -77,5 +77,5 @@ def unpack(message: SectorEnsemble, arrays: Sequence[NDArray], size: int) -> lis
     """
     models = 1 + len(message.weights)
     if len(arrays) != models * size:
-        raise PayloadError(f"{len(arrays)} arrays came, expected {models} models of {size}")
+        raise PayloadError(f"got {len(arrays)} arrays, expected {models} models of {size}")
     return [arrays[i * size : (i + 1) * size] for i in range(models)]

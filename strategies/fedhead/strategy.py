@@ -145,7 +145,7 @@ class FedHEAD(KDStrategy[FedHEADConfig]):
         for sector in sorted(self._drawn, key=str):
             members = [reply for reply in replies if self.sectors[reply.node.key] == sector]
             if not members:
-                log(WARNING, "round %d: sector %s has no answers and is left out", server_round, sector)
+                log(WARNING, "round %d: sector %s has no replies and is left out", server_round, sector)
                 continue
             counts = [reply.num_examples for reply in members]
             self._replies[sector] = members
@@ -157,7 +157,12 @@ class FedHEAD(KDStrategy[FedHEADConfig]):
     def finish_round(self, server_round: int, arrays: ArrayRecord | None) -> ArrayRecord | None:
         """Average the distilled models (step 20); where leaders failed, the sector's mean replaces the model."""
         for sector in self._means.keys() - self._distilled.keys():
-            log(WARNING, "round %d: nobody distilled in sector %s, its mean stands in", server_round, sector)
+            log(
+                WARNING,
+                "round %d: no leader distilled in sector %s; the mean of its models is used",
+                server_round,
+                sector,
+            )
         self.round_trips += len(self._distilled)
         models = {sector: self._distilled.get(sector, mean) for sector, mean in self._means.items()}
         weights = list(self._counts.values())

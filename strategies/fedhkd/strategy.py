@@ -119,8 +119,8 @@ class FedHKD(KDStrategy[FedHKDConfig, HyperKnowledge]):
             log(
                 WARNING,
                 "few samples per class: the noise on the representations has a standard deviation of %.2f to "
-                "%.2f per element (%d to %d samples; the paper's setting has 0.16), which drowns them; "
-                "noise='none' switches it off",
+                "%.2f per element (%d to %d samples), far above the 0.16 of the paper's setting; "
+                "--set noise=none or noise='none' disables it",
                 std.min(),
                 std.max(),
                 counts.max(),

@@ -201,7 +201,7 @@ class FedHybStar(FedHyb):
             log(INFO, "trained the generator for %d steps, loss %.4f", config.generator_steps, loss)
             self.trained = True
         except FloatingPointError as error:
-            log(WARNING, "round %d: the generator is left as it was: %s", server_round, error)
+            log(WARNING, "round %d: the generator does not change: %s", server_round, error)
             self.generator.load_state_dict(before)
             samples = self.proxy_samples(server_round)
         self.distiller.use(TensorDataset(samples))

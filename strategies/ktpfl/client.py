@@ -48,7 +48,7 @@ class KTpFLWeightsClient(KDClient[KTpFLWeightsConfig]):
             load_weights(self.model, self.named(task, task.arrays))
         elif task.extra.get(HAS_MODEL):
             raise StateError(
-                "no model of an earlier round is kept here: it was lost; the server sends one in the next round"
+                "no model of an earlier round is kept here; the server sends one in the next round"
             )
 
     def phase_train(self, task: Task[KTpFLWeightsConfig]) -> Answer:
@@ -105,7 +105,7 @@ class KTpFLWeightsClient(KDClient[KTpFLWeightsConfig]):
             outputs = self.model.eval()(self.train_batches.example().to(self.device))
         if not bool(torch.isfinite(outputs).all()):
             raise FloatingPointError(
-                "the personal global model leads to outputs that are not finite; not taken"
+                "the personal global model has outputs that are not finite; the model does not change"
             )
         self.keep()
         return Answer(num_examples=len(self.train_batches), metrics=self.local_metrics(config.batch_size))

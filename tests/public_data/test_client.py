@@ -365,10 +365,10 @@ class TestClient:
             (PublicRows(np.array([0, 14]), MINE), r"rows must be within 0..13, got 14"),
             (
                 PublicRows(np.array([0]), "0" * 64),
-                rf"this client's public data is another: digest {MINE[:12]}, the server's is 000000000000",
+                rf"this client's public data differs: digest {MINE[:12]}, the server's is 000000000000",
             ),
-            (PublicRows(np.array([0]), ""), r"public data is another"),
-            (None, r"phase 'train' came without its payload"),
+            (PublicRows(np.array([0]), ""), r"public data differs"),
+            (None, r"the message of phase 'train' has no payload"),
             (PublicSamples(X.numpy()), r"public.rows: expected this message, got 'public.samples'"),
             (
                 PublicRowsTargets(np.array([0]), np.eye(3, dtype=np.float32)[:1]),

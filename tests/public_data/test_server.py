@@ -64,7 +64,7 @@ def names_both(text: str, theirs: Any, expected: Any) -> bool:
         f"{len(theirs)} samples with digest {digest(theirs)[:12]}, expected {len(expected)} with "
         f"{digest(expected)[:12]}"
     )
-    return f"its public data is another: {numbers}; samples, order and transforms must be the same" in text
+    return f"its public data differs: {numbers}; samples, order and transforms must be the same" in text
 
 
 OTHERS = ("order", "transform", "kind", "fewer", "more", "samples")
@@ -164,7 +164,7 @@ class TestPublicSet:
         run = bare(public=lambda n: sets[n])
         result = run.start(2, kind=Own, grid={"arrive": arrive})
         assert participants(result) == [(4, 0), (3, 0)]
-        assert any("its public data is another" in line for line in flower_log)
+        assert any("its public data differs" in line for line in flower_log)
 
     def test_other_classes_are_refused(self) -> None:
         run = bare()
@@ -182,7 +182,9 @@ class TestPublicSet:
     def test_a_message_that_would_be_too_large_is_refused_in_the_handshake(self, precision: str) -> None:
         size = 10 * (8 + 3 * np.dtype(precision).itemsize)
         run = bare(precision=precision)
-        text = rf"what it is sent has {size} bytes, max_payload_bytes is {size - 1}; use a smaller public-samples"
+        text = (
+            rf"its messages have {size} bytes, max_payload_bytes is {size - 1}; use a smaller public-samples"
+        )
         with pytest.raises(HandshakeError, match=text):
             run.start(1, kind=Own, max_payload_bytes=size - 1)
         assert run.grid.passed == []
@@ -411,7 +413,7 @@ class TestPrecision:
             assert participants(result) == [(4, 0)]
             return
         assert participants(result) == [(3, 1)]
-        text = f"soft predictions came as {other}, asked for was {precision}"
+        text = f"soft predictions have dtype {other}, expected {precision}"
         assert any(text in line for line in flower_log)
 
     def test_codes_that_do_not_begin_at_255(self, flower_log: list[str]) -> None:

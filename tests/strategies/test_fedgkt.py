@@ -347,7 +347,7 @@ def test_one_client_cannot_teach_the_others_nonsense(
     assert {0, 2, 3} <= set(strategy.logits)
     for logits in strategy.logits.values():
         assert np.abs(logits).max() <= 65504
-    blamed = {line.split("(partition ")[1][0] for line in flower_log if "is taken back" in line}
+    blamed = {line.split("(partition ")[1][0] for line in flower_log if "is undone" in line}
     assert blamed == {"1"}
 
 
@@ -378,7 +378,7 @@ def test_training_that_is_not_finite_is_undone(order: str, flower_log: list[str]
     assert result.rounds[0].failures == 1
     assert sorted(strategy.logits) == [0, 2, 3]
     assert all(np.isfinite(value).all() for value in strategy.state_arrays().values())
-    assert any("is taken back" in line and "partition 1" in line for line in flower_log)
+    assert any("is undone" in line and "partition 1" in line for line in flower_log)
 
 
 def test_the_server_goes_on_where_it_was(tmp_path: Path) -> None:
@@ -514,17 +514,17 @@ def test_a_knowledge_set_in_another_order_is_noticed() -> None:
 
 
 def test_a_server_model_with_other_classes_is_refused() -> None:
-    with pytest.raises(HandshakeError, match=r"server_model makes \[2, 8\] of 2 rows, expected \[2, 3\]"):
+    with pytest.raises(HandshakeError, match=r"server_model returns \[2, 8\] for 2 rows, expected \[2, 3\]"):
         start(FedGKT(server_model=nn.Linear(FEATURES, 8), **QUICK))
 
 
 def test_features_that_are_too_large_to_send_are_refused_before_training() -> None:
-    text = r"what it would send has 960 bytes \(20 samples, 5 features, 3 classes\), .*feature-dtype=float16"
+    text = r"its messages would have 960 bytes \(20 samples, 5 features, 3 classes\), .*feature-dtype=float16"
     with pytest.raises(HandshakeError, match=text):
         start(FedGKT(max_payload_bytes=300, **QUICK))
     # 20 rows of features, logits, index and label, and with them 6 of the test data
     start(FedGKT(max_payload_bytes=960, **QUICK), rounds=1)
-    with pytest.raises(HandshakeError, match="has 1,128 bytes"):
+    with pytest.raises(HandshakeError, match="would have 1,128 bytes"):
         start(FedGKT(max_payload_bytes=960, send_test_features=True, **QUICK))
     result = start(FedGKT(max_payload_bytes=1128, send_test_features=True, **QUICK), rounds=1)
     assert result.rounds[0].participants == CLIENTS

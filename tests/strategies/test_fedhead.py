@@ -49,9 +49,9 @@ class TestMessage:
     @pytest.mark.parametrize(
         ("models", "weights", "text"),
         [
-            (3, [0.5, 0.25, 0.25], "6 arrays came, expected 4 models of 2"),
-            (3, [1.0], "6 arrays came, expected 2 models of 2"),
-            (2, None, "a leader needs its sector's weights, none came"),
+            (3, [0.5, 0.25, 0.25], "got 6 arrays, expected 4 models of 2"),
+            (3, [1.0], "got 6 arrays, expected 2 models of 2"),
+            (2, None, "a leader needs its sector's weights, got none"),
         ],
     )
     def test_a_leader_checks_what_it_gets(self, models: int, weights: list[float] | None, text: str) -> None:

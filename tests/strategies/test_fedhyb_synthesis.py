@@ -487,7 +487,7 @@ class TestStar:
         broken = {name: np.full_like(value, 3e38) for name, value in weights.items()}
         kept = {name: value.clone() for name, value in strategy.generator.state_dict().items()}
         actual = aggregated(strategy, [broken, broken])
-        assert any("round 1: the generator is left as it was" in line for line in flower_log)
+        assert any("round 1: the generator does not change" in line for line in flower_log)
         assert all(torch.equal(kept[name], value) for name, value in strategy.generator.state_dict().items())
         assert all(np.isfinite(value).all() for value in actual.values())
         assert strategy.state_arrays() == {}
@@ -533,6 +533,6 @@ def test_a_generator_that_diverges_is_left_as_it_was(flower_log: list[str]) -> N
     strategy = star(image_net("resnet8"), (3, 16, 16), generator_learning_rate=1e30, generator_steps=1)
     before = {name: value.clone() for name, value in strategy.generator.state_dict().items()}
     strategy.renew_proxy([list(jittered("resnet8", seed).values()) for seed in range(2)], 1)
-    assert any("the generator is left as it was" in line for line in flower_log)
+    assert any("the generator does not change" in line for line in flower_log)
     assert all(torch.equal(value, before[name]) for name, value in strategy.generator.state_dict().items())
     assert len(strategy.distiller.samples) == 10

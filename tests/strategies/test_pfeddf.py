@@ -266,7 +266,7 @@ def test_a_group_without_answers_keeps_its_prototype(flower_log: list[str]) -> N
         same(run.prototype(group, 1), first[kind])
         same(run.prototype(group, 2), second[kind])
     lines = [line for line in flower_log if "its prototype stays" in line]
-    assert lines == ["round 1: no usable model came for models[1], its prototype stays"]
+    assert lines == ["round 1: no usable model arrived for models[1]; its prototype does not change"]
 
 
 def test_a_model_that_no_client_has(flower_log: list[str]) -> None:
