@@ -126,7 +126,7 @@ class Federation:
         return ArrayRecord(small_model().state_dict())
 
     def run(
-        self, rounds: int = 2, *, grid: dict[str, Any] | None = None, timeout: float = 30.0, **options: Any
+        self, rounds: int = 2, *, grid: dict[str, Any] | None = None, timeout: float = 300.0, **options: Any
     ) -> tuple[KDStrategy[Any, Any], KDResult]:
         """Run some rounds; ``grid`` are options of the :class:`InlineGrid`, others of the strategy."""
         strategy = self.strategy(**options)
