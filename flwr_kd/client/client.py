@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from logging import WARNING
-from typing import Any, ClassVar, Generic, cast
+from typing import Any, ClassVar, Generic
 
 import numpy.typing as npt
 import torch
@@ -380,7 +380,7 @@ class KDClient(NumPyClient, Generic[ConfigT]):
             int(config.get(flower_records.ROUND, 1)),
             str(config.get(flower_records.PHASE, "train")),
         )
-        who = self.context.node_config.get("partition-id", self.context.node_id)
+        key: Any = self.context.node_config.get("partition-id", self.context.node_id)
         self.state.at(
             str(config.get(flower_records.RUN, "")),
             server_round,
@@ -393,9 +393,7 @@ class KDClient(NumPyClient, Generic[ConfigT]):
         return Task(
             server_round=server_round,
             phase=phase,
-            seed=derive_seed(
-                int(config.get(flower_records.SEED, 0)), "client", phase, server_round, cast(int, who)
-            ),
+            seed=derive_seed(int(config.get(flower_records.SEED, 0)), "client", phase, server_round, key),
             names=tuple(json.loads(config.get(flower_records.NAMES, "[]"))),
             arrays=parameters,
             payload=config.get(flower_records.PAYLOAD),

@@ -181,7 +181,7 @@ class KDStrategy(Strategy, Generic[ConfigT, PayloadT]):
     def begin(self, nodes: list[Node]) -> None:
         """Prepare a run, or what is left of one that is resumed; nothing by default.
 
-        Called once, before the first round, with the clients that are there; :attr:`template` is known.
+        Called once, before the first round, with the connected clients; :attr:`template` is known.
 
         Raises
         ------
@@ -190,10 +190,10 @@ class KDStrategy(Strategy, Generic[ConfigT, PayloadT]):
         """
 
     def select(self, phase: str, server_round: int, nodes: list[Node], answered: list[Node]) -> list[Node]:
-        """Return who takes part in a phase.
+        """Return the nodes that take part in a phase.
 
         The base draws ``fraction_train`` of the nodes for the first phase, and then keeps to those that
-        answered the phase before.
+        replied in the previous phase.
 
         Parameters
         ----------
@@ -202,9 +202,9 @@ class KDStrategy(Strategy, Generic[ConfigT, PayloadT]):
         server_round : int
             From 1.
         nodes : list of Node
-            All that are there, in the order of partition ids.
+            All connected nodes, in the order of partition ids.
         answered : list of Node
-            Those that answered the phase before; empty in the first.
+            Those that replied in the previous phase; empty in the first.
         """
         if phase != self.phases[0]:
             return answered
