@@ -131,12 +131,12 @@ def _has(method: registry.Method, setting: str) -> bool:
 def timed(method: registry.Method, experiment: Experiment, config: Any) -> schema.RunResult:
     """Run once; a round's seconds are CPU seconds. Each client's own accuracies are left out: no table has them."""
     ends = [time.process_time()]
-    found = run(method, experiment, config, on_round=lambda _: ends.append(time.process_time()))
+    result = run(method, experiment, config, on_round=lambda _: ends.append(time.process_time()))
     rounds = [
         replace(each, seconds=later - earlier, clients={})
-        for each, earlier, later in zip(found.rounds, ends, ends[1:], strict=False)
+        for each, earlier, later in zip(result.rounds, ends, ends[1:], strict=False)
     ]
-    return replace(found, rounds=tuple(rounds))
+    return replace(result, rounds=tuple(rounds))
 
 
 if __name__ == "__main__":

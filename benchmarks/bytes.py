@@ -115,12 +115,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="write the numbers as JSON")
     options = parser.parse_args()
     logging.getLogger("flwr").setLevel(logging.ERROR)
-    found = measure(quick=options.quick)
+    document = measure(quick=options.quick)
     # As wide as the tables need where nobody watches.
     console = Console(width=None if sys.stdout.isatty() else 150)
-    show(found, console)
+    show(document, console)
     if options.out:
-        options.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        options.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
 def measure(*, quick: bool = False) -> dict[str, Any]:
@@ -208,11 +208,11 @@ def run(method: Method, experiment: Experiment, config: MethodConfig) -> dict[st
         ways = {way: sum(n.counted for n in here if n.direction == way) for way in ("down", "up")}
         if ways != {"down": stats.bytes_down, "up": stats.bytes_up} or stats.failures:
             raise RuntimeError(f"{method.name}: sent {ways}, counted {stats}")
-        came = {(n.phase, n.direction, part) for n in here for part in n.parts}
+        arrived = {(n.phase, n.direction, part) for n in here for part in n.parts}
         expected = {(s.phase, s.direction, s.part) for s in sent if s.in_round(stats.server_round, last)}
-        if came != expected:
+        if arrived != expected:
             raise LookupError(
-                f"{method.name}, round {stats.server_round}: the formula has {expected}, sent {came}"
+                f"{method.name}, round {stats.server_round}: the formula has {expected}, sent {arrived}"
             )
     handshakes = {
         way: mean([n.wire for n in notes if (n.phase, n.direction) == ("handshake", way)])
@@ -352,11 +352,11 @@ def mean(values: Sequence[float]) -> float:
 # ---------------------------------------------------------------------- tables
 
 
-def show(found: Values, console: Console) -> None:
+def show(document: Values, console: Console) -> None:
     """Print the tables."""
-    for setting in found["config"]["settings"]:
-        runs = [each for each in found["runs"] if each["setting"] == setting]
-        console.print(per_round(setting, runs, found["config"]))
+    for setting in document["config"]["settings"]:
+        runs = [each for each in document["runs"] if each["setting"] == setting]
+        console.print(per_round(setting, runs, document["config"]))
         console.print(per_message(setting, runs))
         for row, methods in over(runs):
             console.print(
@@ -364,13 +364,13 @@ def show(found: Values, console: Console) -> None:
                 style="bold",
                 highlight=False,
             )
-    hands = [[each["handshake"][way] for each in found["runs"]] for way in ("down", "up")]
+    hands = [[each["handshake"][way] for each in document["runs"]] for way in ("down", "up")]
     ranges = [f"{size(min(each))} to {size(max(each))}" for each in hands]
     console.print(
         f"\nOnce per client and run, the handshake: {ranges[0]} bytes down, {ranges[1]} up.", highlight=False
     )
-    console.print("; ".join(f"{k}: {v}" for k, v in found["letters"].items()), end="\n\n", highlight=False)
-    console.print(of_models(found["models"]))
+    console.print("; ".join(f"{k}: {v}" for k, v in document["letters"].items()), end="\n\n", highlight=False)
+    console.print(of_models(document["models"]))
 
 
 def alike(runs: Iterable[Values]) -> list[tuple[Values, str]]:
@@ -489,7 +489,7 @@ HEADER = [
 """Of the columns of :func:`rows_for_page`."""
 
 
-def rows_for_page(found: Values, setting: str = PAGE) -> list[list[str]]:
+def rows_for_page(document: Values, setting: str = PAGE) -> list[list[str]]:
     """Return cells for a table of a setting's messages, methods with the same cells together.
 
     Parameters
@@ -509,9 +509,9 @@ def rows_for_page(found: Values, setting: str = PAGE) -> list[list[str]]:
     LookupError
         If the setting was not measured.
     """
-    runs = [each for each in found["runs"] if each["setting"] == setting]
+    runs = [each for each in document["runs"] if each["setting"] == setting]
     if not runs:
-        names = ", ".join(found["config"]["settings"])
+        names = ", ".join(document["config"]["settings"])
         raise LookupError(f"setting must be one of {names}, got {setting!r}")
     groups: dict[tuple[str, ...], list[str]] = {}
     for each in runs:

@@ -1,12 +1,12 @@
 """What a server holds while many clients answer with large models.
 
 Each client answers with a ResNet18 of 45 MB; none trains. The peak is that of the whole process, above what it has
-before the run: it holds the clients and the grid, too, which in a deployment are processes of their own.
+before the run. It also holds the clients and the grid, which in a deployment are processes of their own.
 
 Usage: python benchmarks/load.py [--before FOLDER] [--nodes N] [--out FILE]     (about ten minutes on 2 cores)
 
 ``--before`` names a folder with an earlier version's ``flwr_kd``, which is measured beside this one. ``--nodes``
-also measures a ServerApp on a SuperLink with so many SuperNodes, about 1 GB of memory each.
+also measures a ServerApp on a SuperLink with that many SuperNodes, about 1 GB of memory each.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, help="write the numbers as JSON")
     parser.add_argument("--before", type=Path, help="a folder with an earlier version's flwr_kd")
-    parser.add_argument("--nodes", type=int, default=0, help="also measure so many SuperNodes")
+    parser.add_argument("--nodes", type=int, default=0, help="also measure a SuperLink with N SuperNodes")
     parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:

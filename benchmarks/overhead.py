@@ -117,8 +117,8 @@ def main() -> None:
         if options.json:
             options.json.parent.mkdir(parents=True, exist_ok=True)
             rows.sort(key=lambda row: list(SETTINGS).index(row["setting"]))
-            found = {**head, "ratio": ratio, "rows": rows}
-            options.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+            results = {**head, "ratio": ratio, "rows": rows}
+            options.json.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
     show(rows)
 
 
@@ -129,7 +129,7 @@ def measured(
     experiment = Experiment(
         partition="iid", clients=20, rounds=rounds + 1, workers=WORKERS, backend="ray", device="cpu", **values
     )
-    found: dict[str, dict[str, list[Any]]] = {method: defaultdict(list) for method in methods}
+    results: dict[str, dict[str, list[Any]]] = {method: defaultdict(list) for method in methods}
     for repeat in range(repeats):
         for method in methods:
             entry = registry.get("fedavg" if method == PLAIN else method)
@@ -137,7 +137,7 @@ def measured(
             extra = PUBLIC if entry.public_at == "clients" else 0
             config = entry.config(settings + ([f"public-samples={PUBLIC}"] if extra else []))
             bare = bare_round(experiment, config, extra, rounds)
-            each = found[method]
+            each = results[method]
             if method == PLAIN:
                 plain = hand_written(experiment, config)
                 each["bare"].append(bare)
@@ -156,7 +156,7 @@ def measured(
                 f"{whole / bare:.3f}",
                 file=sys.stderr,
             )
-    return [row(name, method, each) for method, each in found.items()]
+    return [row(name, method, each) for method, each in results.items()]
 
 
 def row(name: str, method: str, each: dict[str, list[Any]]) -> dict[str, Any]:

@@ -88,12 +88,12 @@ def call(words: list[str]) -> None:
 
 def collect_search(folder: Path) -> None:
     """Write the last accuracies of all runs of FedHyb's search into one file."""
-    found = {path.parent.name: files.load(path) for path in sorted(folder.glob(f"*/{files.FILE_NAME}"))}
+    comparisons = {path.parent.name: files.load(path) for path in sorted(folder.glob(f"*/{files.FILE_NAME}"))}
     document = {
         "command": "benchmarks/fedhyb_search.sh",
-        "versions": next(iter(found.values())).versions,
+        "versions": next(iter(comparisons.values())).versions,
         **{
-            kind: {name: comparison.summary()[0][kind] for name, comparison in found.items()}
+            kind: {name: comparison.summary()[0][kind] for name, comparison in comparisons.items()}
             for kind in ("global_accuracy", "local_accuracy")
         },
     }

@@ -111,17 +111,17 @@ def significant(value: float) -> str:
 
 def to_target(runs: Sequence[RunResult]) -> tuple[str, str, str]:
     """Return rounds, MB and seconds to the target, each a mean over the seeds that reach it."""
-    found = []
+    reached = []
     for run in runs:
         last = run.rounds_to(TARGET, "local_accuracy")
         if last is not None:
             until = [each for each in run.rounds if each.round <= last]
             sent = sum(each.bytes_up + each.bytes_down for each in until)
-            found.append((last, sent / 1e6, sum(each.seconds for each in until)))
-    if not found:
+            reached.append((last, sent / 1e6, sum(each.seconds for each in until)))
+    if not reached:
         return "–", "–", "–"
-    rounds, sent, seconds = (statistics.fmean(column) for column in zip(*found, strict=True))
-    some = "" if len(found) == len(runs) else f" ({len(found)} of {len(runs)})"
+    rounds, sent, seconds = (statistics.fmean(column) for column in zip(*reached, strict=True))
+    some = "" if len(reached) == len(runs) else f" ({len(reached)} of {len(runs)})"
     return f"{rounds:.1f}{some}", f"{significant(sent)}{some}", significant(seconds)
 
 
@@ -243,10 +243,10 @@ def named(lines: list[list[str]]) -> str:
 def made_with(name: str) -> str:
     """Say what a result was measured with."""
     path = RESULTS / name
-    found = loaded(path.name).versions if path.is_dir() else document(name)["versions"]
-    packages = ", ".join(f"{each} {found[each]}" for each in ("flwr", "torch", "ray", "numpy", "python"))
-    machine = f"{found['machine']}, {found['processor']}, {found['cores']} cores"
-    return f"Commit `{found['commit']}`, {packages}; {machine}."
+    rows = loaded(path.name).versions if path.is_dir() else document(name)["versions"]
+    packages = ", ".join(f"{each} {rows[each]}" for each in ("flwr", "torch", "ray", "numpy", "python"))
+    machine = f"{rows['machine']}, {rows['processor']}, {rows['cores']} cores"
+    return f"Commit `{rows['commit']}`, {packages}; {machine}."
 
 
 TABLES: dict[str, Callable[..., str]] = {
@@ -298,18 +298,18 @@ def draw(path: Path) -> None:
     for axes, part in zip(
         figure.subplots(1, 2), ("digits-inner-dirichlet", "fashion-mnist-inner-dirichlet"), strict=True
     ):
-        found = loaded(part)
+        comparison = loaded(part)
         for method, marker in zip(IN_PICTURE, itertools.cycle("o^sDvPX*"), strict=False):
-            if method not in found.by_method():
+            if method not in comparison.by_method():
                 continue
-            runs = found.by_method()[method]
+            runs = comparison.by_method()[method]
             accuracy = 100 * np.array(
                 [[each.local_accuracy for each in run.rounds] for run in runs], dtype=float
             )
             sent = np.cumsum(
                 [[each.bytes_up + each.bytes_down for each in run.rounds] for run in runs], axis=1
             )
-            x, y = sent.mean(axis=0) / found.config["clients"] / 1e6, accuracy.mean(axis=0)
+            x, y = sent.mean(axis=0) / comparison.config["clients"] / 1e6, accuracy.mean(axis=0)
             axes.plot(x, y, label=method, marker=marker, markersize=4, linewidth=1.3, **styles[method])
             if len(runs) > 1:
                 spread = accuracy.std(axis=0, ddof=1)
@@ -319,7 +319,7 @@ def draw(path: Path) -> None:
         axes.set_xscale("log")
         axes.set(xlabel="MB sent and received by a client", ylabel="local accuracy, %", ylim=(0, 100))
         data = {"digits": "digits, MLP, 20 rounds", "fashion-mnist": "Fashion-MNIST, LeNet, 10 rounds"}
-        axes.set_title(data[found.config["dataset"]], fontsize=10)
+        axes.set_title(data[comparison.config["dataset"]], fontsize=10)
         axes.grid(alpha=0.25, which="both", linewidth=0.5)
         axes.spines[["top", "right"]].set_visible(False)
     handles, labels = axes.get_legend_handles_labels()

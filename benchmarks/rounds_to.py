@@ -27,9 +27,9 @@ def main() -> None:
     for method, runs in by_method.items():
         cells = []
         for share in SHARES:
-            found = [run.rounds_to(share * (last[run.seed] or 0.0)) for run in runs]
-            reached = [number for number in found if number is not None]
-            missing = "" if len(reached) == len(found) else f" ({len(reached)} of {len(found)} seeds)"
+            numbers = [run.rounds_to(share * (last[run.seed] or 0.0)) for run in runs]
+            reached = [number for number in numbers if number is not None]
+            missing = "" if len(reached) == len(numbers) else f" ({len(reached)} of {len(numbers)} seeds)"
             cells.append(f"{statistics.fmean(reached):.2f}{missing}" if reached else "–")
         print(f"| `{method}` | " + " | ".join(cells) + " |")
 

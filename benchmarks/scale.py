@@ -61,11 +61,11 @@ def main() -> None:
         return
     now = versions()
     config = {"fraction_train": FRACTION, "images_per_client": PER_CLIENT, "workers": 2, "settings": SETTINGS}
-    found: dict[str, Any] = {"config": config, "versions": now, "runs": []}
+    document: dict[str, Any] = {"config": config, "versions": now, "runs": []}
     if options.out and options.out.exists():
         earlier = json.loads(options.out.read_text(encoding="utf-8"))
         if earlier["versions"] == now and earlier["config"] == config:
-            found = earlier
+            document = earlier
     wanted = [
         (name, int(count), ROUNDS)
         for name in options.methods.split(",")
@@ -73,13 +73,13 @@ def main() -> None:
     ]
     wanted += [(name, 100, options.long) for name in options.methods.split(",") if options.long]
     for method, clients, rounds in wanted:
-        done = {(each["method"], each["clients"], each["rounds"]) for each in found["runs"]}
+        done = {(each["method"], each["clients"], each["rounds"]) for each in document["runs"]}
         if (method, clients, rounds) not in done:
             print(f"{method}, {clients} clients, {rounds} rounds", file=sys.stderr)
-            found["runs"].append(apart(method, clients, rounds))
+            document["runs"].append(apart(method, clients, rounds))
             if options.out:
-                options.out.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
-    show(found["runs"], options.long)
+                options.out.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    show(document["runs"], options.long)
 
 
 def apart(method: str, clients: int, rounds: int) -> dict[str, Any]:
@@ -180,7 +180,7 @@ def sizes(runs: Iterable[Mapping[str, Any]]) -> Rows:
 
 
 def growth(runs: Iterable[Mapping[str, Any]], rounds: int = LONG) -> Rows:
-    """Return what was in memory after :data:`LATER` and after all rounds of the runs that have so many."""
+    """Return what was in memory after :data:`LATER` and after all rounds of the runs that have that many."""
     early = min(LATER, rounds)
     last = f"round {rounds}, MB"
     return [

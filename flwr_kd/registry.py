@@ -71,7 +71,7 @@ class Method:
         Whether the server has a model; without one there is no global accuracy. The strategy's ``sends_weights``,
         said here so that the list of methods need not import it; the shared tests compare both.
     public_at : str
-        Who needs public (proxy, reference) data: ``"server"``, whose strategy takes ``model``, ``public_set``
+        Where public (proxy, reference) data is needed: ``"server"``, whose strategy takes ``model``, ``public_set``
         and ``device`` (``models`` where clients may have different ones), or nobody (empty). ``"synthetic"``: the
         server makes them, and its strategy takes ``model``, ``input_shape`` and ``device``. ``"clients"``: every
         client, which takes ``public_set``, as does the strategy.
@@ -136,26 +136,26 @@ class Method:
     @property
     def strategy(self) -> type[KDStrategy]:
         """The server half, imported on first use."""
-        found: type[KDStrategy] = load(self.strategy_path)
-        return found
+        kind: type[KDStrategy] = load(self.strategy_path)
+        return kind
 
     @property
     def client(self) -> type[KDClient]:
         """The client half, imported on first use."""
-        found: type[KDClient] = load(self.client_path)
-        return found
+        kind: type[KDClient] = load(self.client_path)
+        return kind
 
     @property
     def config_class(self) -> type[MethodConfig]:
         """The hyper-parameters' class; importing it imports no PyTorch."""
-        found: type[MethodConfig] = load(self.config_path)
-        return found
+        kind: type[MethodConfig] = load(self.config_path)
+        return kind
 
     @property
     def rules(self) -> Rules | None:
         """The rules of the payloads that clients send, imported on first use; None if they send none."""
-        found: Rules | None = load(self.rules_path) if self.rules_path else None
-        return found
+        known: Rules | None = load(self.rules_path) if self.rules_path else None
+        return known
 
     def letters(self, situation: Situation) -> dict[str, int]:
         """Return the numbers for those letters of :attr:`sent` that depend on the method or the classes."""
@@ -264,7 +264,7 @@ def get(name: str) -> Method:
     ConfigError
         If there is none; the message lists the valid names.
     """
-    found = methods().get(name)
-    if found is None:
-        raise ConfigError(unknown_name("method", name, methods()))
-    return found
+    registered = methods()
+    if name not in registered:
+        raise ConfigError(unknown_name("method", name, registered))
+    return registered[name]

@@ -91,9 +91,9 @@ def test_links_lead_somewhere(page: Path) -> None:
     for target, anchor in re.findall(r"\]\(([^)#\s]*)#?([^)\s]*)\)", page.read_text(encoding="utf-8")):
         if target.startswith("http"):
             continue
-        found = page.parent / target if target else page
-        assert found.exists(), target
-        assert not anchor or anchor in anchors(found), f"{target}#{anchor}"
+        linked = page.parent / target if target else page
+        assert linked.exists(), target
+        assert not anchor or anchor in anchors(linked), f"{target}#{anchor}"
 
 
 @pytest.mark.parametrize("name", list(registry.methods()))
@@ -257,15 +257,15 @@ def test_feddkcs_results_on_the_page_are_those_of_the_benchmark() -> None:
     }
     measured, clients = {}, {}
     for path in (ROOT / "benchmarks" / "results").glob("feddkc-*.json"):
-        found = files.load(path)
+        comparison = files.load(path)
         dataset, alpha, order = re.fullmatch(r"feddkc-(.+)-alpha-([\d.]+)-(.+)", path.stem).groups()  # type: ignore[union-attr]
-        for row in found.summary():
+        for row in comparison.summary():
             key = (dataset, alpha, orders[order], f"`{row['method']}`")
             measured[key] = [
                 f"{100 * row[kind]['mean']:.2f} ± {100 * row[kind]['std']:.2f}"
                 for kind in ("local_accuracy", "local_top5", "server_accuracy")
             ]
-            last = [run.rounds[-1].clients for run in found.by_method()[row["method"]]]
+            last = [run.rounds[-1].clients for run in comparison.by_method()[row["method"]]]
             clients[key] = [
                 f"{100 * sum(each[str(i)]['local_accuracy'] for each in last) / len(last):.2f}"  # type: ignore[misc]
                 for i in range(5)
@@ -301,12 +301,12 @@ def test_results_by_run_on_the_page_are_those_of_the_benchmark(method: str) -> N
 
 def test_fedhybs_search_on_the_page_is_that_of_the_benchmark() -> None:
     path = ROOT / "benchmarks" / "results" / "search-fedhyb.json"
-    found = {
+    document = {
         f"`{name}`": f"{100 * each['mean']:.1f} ± {100 * each['std']:.1f}"
         for name, each in json.loads(path.read_text(encoding="utf-8"))["global_accuracy"].items()
     }
     table = [cells for cells in rows(section(folder("fedhyb") / "README.md", "Results")) if len(cells) == 3]
-    assert {cells[0]: cells[2] for cells in table} == found
+    assert {cells[0]: cells[2] for cells in table} == document
 
 
 def test_fedhybs_rounds_on_the_page_are_those_of_the_benchmark() -> None:
@@ -316,9 +316,9 @@ def test_fedhybs_rounds_on_the_page_are_those_of_the_benchmark() -> None:
     for method, each in runs.items():
         cells = []
         for share in (0.7, 0.8, 0.9, 1.0):
-            found = [run.rounds_to(share * last[run.seed]) for run in each]
-            reached = [number for number in found if number is not None]
-            part = "" if len(reached) == len(found) else f" ({len(reached)} of {len(found)} seeds)"
+            numbers = [run.rounds_to(share * last[run.seed]) for run in each]
+            reached = [number for number in numbers if number is not None]
+            part = "" if len(reached) == len(numbers) else f" ({len(reached)} of {len(numbers)} seeds)"
             cells.append(f"{sum(reached) / len(reached):.2f}{part}" if reached else "–")
         measured[f"`{method}`"] = cells
     table = [cells for cells in rows(section(folder("fedhyb") / "README.md", "Results")) if len(cells) == 5]
@@ -326,8 +326,8 @@ def test_fedhybs_rounds_on_the_page_are_those_of_the_benchmark() -> None:
 
 
 def test_the_cost_of_narrow_passes_on_the_page_is_that_of_the_benchmark() -> None:
-    found = json.loads((ROOT / "benchmarks" / "results" / "slim.json").read_text(encoding="utf-8"))
-    models = [each for each in found["models"] if each["input_shape"] == [1, 28, 28]]
+    document = json.loads((ROOT / "benchmarks" / "results" / "slim.json").read_text(encoding="utf-8"))
+    models = [each for each in document["models"] if each["input_shape"] == [1, 28, 28]]
     measured = {
         width: [f"{100 * each['shares'][width]:.1f} %" for each in models]
         for width in ("0.75", "0.5", "0.25")
@@ -337,11 +337,13 @@ def test_the_cost_of_narrow_passes_on_the_page_is_that_of_the_benchmark() -> Non
 
 
 def test_the_speed_of_distillation_on_the_page_is_that_of_the_benchmark() -> None:
-    found = json.loads((ROOT / "benchmarks" / "results" / "distill.json").read_text(encoding="utf-8"))
+    document = json.loads((ROOT / "benchmarks" / "results" / "distill.json").read_text(encoding="utf-8"))
     text = " ".join(section(folder("fedhead") / "README.md", "Equations").split())
-    assert f"{found['ratio']:.2f} times as fast" in text
-    assert f"{found['passes_once']:,} passes through a teacher instead of {found['passes_loop']:,}" in text
-    memory = {kind: f"{each['peak_above_start'] / 1e6:.0f} MB" for kind, each in found["memory"].items()}
+    assert f"{document['ratio']:.2f} times as fast" in text
+    assert (
+        f"{document['passes_once']:,} passes through a teacher instead of {document['passes_loop']:,}" in text
+    )
+    memory = {kind: f"{each['peak_above_start'] / 1e6:.0f} MB" for kind, each in document["memory"].items()}
     assert (
         f"by {memory['once']} over what making the teachers had reached, the loop's by {memory['loop']}"
         in text
@@ -349,7 +351,7 @@ def test_the_speed_of_distillation_on_the_page_is_that_of_the_benchmark() -> Non
 
 
 def test_what_a_step_of_the_matrix_costs_on_the_page_is_that_of_the_benchmark() -> None:
-    found = json.loads((ROOT / "benchmarks" / "results" / "ktpfl.json").read_text(encoding="utf-8"))
+    document = json.loads((ROOT / "benchmarks" / "results" / "ktpfl.json").read_text(encoding="utf-8"))
     measured = {
         f"{each['clients']:,}": [
             f"{1000 * each['seconds']:.0f}",
@@ -358,7 +360,7 @@ def test_what_a_step_of_the_matrix_costs_on_the_page_is_that_of_the_benchmark() 
                 for way in ("loop", "autograd")
             ),
         ]
-        for each in found["steps"]
+        for each in document["steps"]
     }
     table = [cells for cells in rows(section(folder("ktpfl") / "README.md", "Equations")) if len(cells) == 4]
     assert {cells[0]: cells[1:] for cells in table} == measured
@@ -374,12 +376,12 @@ def test_what_ktpfl_sends_on_the_page_is_that_of_the_benchmark() -> None:
 
 
 def test_the_speed_of_refinement_on_the_page_is_that_of_the_benchmark() -> None:
-    found = json.loads((ROOT / "benchmarks" / "results" / "refine.json").read_text(encoding="utf-8"))
+    document = json.loads((ROOT / "benchmarks" / "results" / "refine.json").read_text(encoding="utf-8"))
     shown = {
         tuple(cells[:1]): cells[1:]
         for cells in rows(section(folder("feddkc-kkr") / "README.md", "Equations"))
     }
-    for each in found["speed"]:
+    for each in document["speed"]:
         key = (f"{each['rows']:,} × {each['classes']}",)
         assert shown[key] == [
             f"{each[kind]:,}"
@@ -397,15 +399,15 @@ def test_the_privacy_budget_on_the_page() -> None:
 
 def test_the_memory_in_the_deployment_page_is_what_was_measured() -> None:
     page = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")
-    found = json.loads((ROOT / "benchmarks" / "results" / "load.json").read_text(encoding="utf-8"))
+    document = json.loads((ROOT / "benchmarks" / "results" / "load.json").read_text(encoding="utf-8"))
     peaks = {
         (kind, row["method"], row["clients"]): f"{row['peak_above_start'] / 1e6:,.0f} MB"
         for kind in ("now", "before")
-        for row in found[kind]
+        for row in document[kind]
     }
     for clients in (10, 64, 100):
         cells = [peaks[kind, name, clients] for kind in ("now", "before") for name in ("fedavg", "fedhkd")]
         assert f"| {clients} | {' | '.join(cells)} |" in page
     for program in ("flwr-serverapp", "flower-superlink"):
-        for row in found["deployment"]:
+        for row in document["deployment"]:
             assert f"{row['peaks'][program] / 1e6:,.0f}" in page

@@ -143,16 +143,16 @@ def _array_values(content: RecordDict, rng: random.Random, foreign: Sequence[Rec
             raise Unfit from None
         with np.errstate(all="ignore"), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the casts of numbers beyond a type are what is wanted
-            found = VALUES[change](value, rng)
-            record[each] = as_array(npy(found, allow_pickle=found.dtype.hasobject))
+            changed = VALUES[change](value, rng)
+            record[each] = as_array(npy(changed, allow_pickle=changed.dtype.hasobject))
 
 
 def _one(value: NDArray, number: float | int, rng: random.Random) -> NDArray:
-    found = value.copy().reshape(-1)
-    if not found.size:
+    changed = value.copy().reshape(-1)
+    if not changed.size:
         raise Unfit
-    found[rng.randrange(found.size)] = np.array(number).astype(found.dtype)
-    return found.reshape(value.shape)
+    changed[rng.randrange(changed.size)] = np.array(number).astype(changed.dtype)
+    return changed.reshape(value.shape)
 
 
 VALUES: dict[str, Callable[[NDArray, random.Random], NDArray]] = {

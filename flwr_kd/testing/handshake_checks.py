@@ -170,9 +170,9 @@ def _check_handshake(
     of_liar = {accepted[liar].key} if liar in accepted else set()
     if {node.key for node in present} - keys - of_liar:
         findings.add("nobody's key", what)
-    # Two new nodes that claim one partition cannot be told apart; a node that was there before keeps its place.
-    there = {node.node_id if known else node.key for node in present}
-    if not (set(others) if known else keys) <= there:
+    # Two new nodes that claim one partition cannot be told apart; a node that was kept before keeps its place.
+    kept = {node.node_id if known else node.key for node in present}
+    if not (set(others) if known else keys) <= kept:
         findings.add("another is left out", what)
     refused = liar not in accepted
     if refused and (set(refusals) != {liar} or len(lines) != 1):

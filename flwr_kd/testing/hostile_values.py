@@ -88,12 +88,12 @@ def _cut(data: bytes, rng: random.Random) -> bytes:
 def _flip(data: bytes, rng: random.Random) -> bytes:
     if not data:
         raise Unfit
-    found = bytearray(data)
+    changed = bytearray(data)
     # Half of them where the header is: in the body of a large array they only change a number.
-    reach = min(len(found), 200) if rng.random() < 0.5 else len(found)
+    reach = min(len(changed), 200) if rng.random() < 0.5 else len(changed)
     for _ in range(rng.choice([1, 1, 1, 2, 8, 64])):
-        found[rng.randrange(reach)] ^= 1 << rng.randrange(8)
-    return bytes(found)
+        changed[rng.randrange(reach)] ^= 1 << rng.randrange(8)
+    return bytes(changed)
 
 
 def _extend(data: bytes, rng: random.Random) -> bytes:

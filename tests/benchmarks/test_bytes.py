@@ -103,8 +103,8 @@ def committed() -> dict[str, Any]:
     return dict(json.loads(path.read_text(encoding="utf-8")))
 
 
-def kinds(found: dict[str, Any]) -> Iterable[tuple[dict[str, Any], dict[str, Any]]]:
-    return [(run, row) for run in found["runs"] for row in run["messages"]]
+def kinds(document: dict[str, Any]) -> Iterable[tuple[dict[str, Any], dict[str, Any]]]:
+    return [(run, row) for run in document["runs"] for row in run["messages"]]
 
 
 def test_every_method_has_a_formula() -> None:
@@ -114,11 +114,11 @@ def test_every_method_has_a_formula() -> None:
 
 @pytest.mark.parametrize("name", sorted(BY_HAND))
 def test_formulas_against_numbers_made_by_hand(name: str) -> None:
-    found = {
+    numbers = {
         (each.phase, each.direction, each.part): (each.paper(SIZES), each.others(SIZES))
         for each in registry.get(name).sent
     }
-    assert found == BY_HAND[name]
+    assert numbers == BY_HAND[name]
 
 
 def test_the_texts_are_the_formulas() -> None:
@@ -158,23 +158,23 @@ def test_more_bytes_in_the_formula_than_were_sent_are_noticed(script: ModuleType
 
 @pytest.mark.parametrize("which", ["quick", "committed"])
 def test_all_methods_are_measured(which: str, request: pytest.FixtureRequest) -> None:
-    found = request.getfixturevalue(which)
-    for name, setting in found["config"]["settings"].items():
-        names = [run["method"] for run in found["runs"] if run["setting"] == name]
+    document = request.getfixturevalue(which)
+    for name, setting in document["config"]["settings"].items():
+        names = [run["method"] for run in document["runs"] if run["setting"] == name]
         expected = set(setting["methods"] or registry.methods())
         # A new method need not be in the committed results.
         assert set(names) == expected if which == "quick" else set(names) <= expected
         assert len(names) == len(set(names)) >= 3
-    assert found["config"]["quick"] is (which == "quick")
-    assert {"flwr-kd", "flwr", "processor", "cores"} <= set(found["versions"])
+    assert document["config"]["quick"] is (which == "quick")
+    assert {"flwr-kd", "flwr", "processor", "cores"} <= set(document["versions"])
 
 
 @pytest.mark.parametrize("which", ["quick", "committed"])
 def test_large_payloads_are_at_most_two_percent_above_the_formula(
     which: str, request: pytest.FixtureRequest
 ) -> None:
-    found = request.getfixturevalue(which)
-    large = [(run, row) for run, row in kinds(found) if row["excess"] is not None]
+    document = request.getfixturevalue(which)
+    large = [(run, row) for run, row in kinds(document) if row["excess"] is not None]
     over = [(run, row) for run, row in large if row["excess"] > 0]
     kinds_over = {(run["method"], row["phase"], row["direction"], row["part"]) for run, row in over}
     assert kinds_over == OVER[which]
@@ -212,15 +212,15 @@ def test_the_header_is_small_beside_many_features(script: ModuleType, committed:
 def test_the_positions_of_some_public_samples_are_bits_of_all(
     script: ModuleType, committed: dict[str, Any]
 ) -> None:
-    found = 0
+    rows = 0
     for run, row in kinds(committed):
         sizes = run["sizes"]["up"][0]
         if "positions" in row["beside"] and sizes["P"] < sizes["A"]:
-            found += 1
+            rows += 1
             assert row["beside"]["positions"] == -(-sizes["A"] // 8)
             # Of the header and the digest, more than 64 bytes; an array of numbers would have 8 for each sample.
             assert row["counted"] - row["paper"] < row["beside"]["positions"] + 400 < 8 * sizes["P"]
-    assert found == 2 * len(script.with_letter("P")) >= 8
+    assert rows == 2 * len(script.with_letter("P")) >= 8
 
 
 @pytest.mark.parametrize("which", ["quick", "committed"])
@@ -238,9 +238,9 @@ def test_nothing_is_left_but_headers(which: str, request: pytest.FixtureRequest)
 
 @pytest.mark.parametrize("which", ["quick", "committed"])
 def test_rounds_are_the_sums_of_their_messages(which: str, request: pytest.FixtureRequest) -> None:
-    found = request.getfixturevalue(which)
-    shown = found["config"]["shown"]
-    for run in found["runs"]:
+    document = request.getfixturevalue(which)
+    shown = document["config"]["shown"]
+    for run in document["runs"]:
         clients = len(run["sizes"]["up"])
         row = run["rounds"][shown - 1]
         assert row["round"] == shown
@@ -259,10 +259,10 @@ def test_rounds_are_the_sums_of_their_messages(which: str, request: pytest.Fixtu
 
 @pytest.mark.parametrize("which", ["quick", "committed"])
 def test_first_and_last_rounds(which: str, request: pytest.FixtureRequest) -> None:
-    found = request.getfixturevalue(which)
+    document = request.getfixturevalue(which)
     less, more = set(), set()
-    runs = {run["method"] for run in found["runs"]}
-    for run in found["runs"]:
+    runs = {run["method"] for run in document["runs"]}
+    for run in document["runs"]:
         first, usual, final = (row["down"]["counted"] for row in run["rounds"])
         if first < usual:
             less.add(run["method"])
