@@ -486,7 +486,7 @@ HEADER = [
     "measured, bytes",
     "above, %",
 ]
-"""Of the columns of :func:`rows_for_page`."""
+"""Titles of the columns of :func:`rows_for_page`."""
 
 
 def rows_for_page(document: Values, setting: str = PAGE) -> list[list[str]]:

@@ -116,7 +116,9 @@ def epoch() -> dict[str, float]:
     reply = Reply(Node(2, 0, SAMPLES, CLASSES, MAPS), [], SAMPLES, {}, message)
     strategy = FedGKT(server_model=build_predictor(MAPS, num_classes=CLASSES, seed=0), device="cpu")
     logits = torch.from_numpy(message.logits)
-    train = seconds(lambda: strategy._train([reply], 1, torch.Generator().manual_seed(0)))
+    predictor = strategy.predictor_for(reply.node)
+    generator = torch.Generator().manual_seed(0)
+    train = seconds(lambda: strategy.train_predictor([reply], predictor, 1, generator))
     kkr, skr = (
         statistics.median(seconds(call) for _ in range(REPEATS))
         for call in (lambda: refine_peak(logits, 0.7), lambda: refine_entropy(logits, 0.8))

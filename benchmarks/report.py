@@ -126,7 +126,7 @@ def to_target(runs: Sequence[RunResult]) -> tuple[str, str, str]:
 
 
 def side_by_side() -> str:
-    """Of the README: every method on both data sets, with clients of equal size."""
+    """Return the README's table: every method on both data sets, with clients of equal size."""
     parts = [
         loaded("digits-inner-dirichlet").by_method(),
         loaded("fashion-mnist-inner-dirichlet").by_method(),
@@ -148,7 +148,7 @@ HEADER = ("local %", "global %", "MB to 85 %", "s to 85 %")
 
 
 def of_methods(*names: str) -> str:
-    """Of a method's page: its rows in all parts, with FedAvg's."""
+    """Return the table of a method's page: its rows in all parts, beside FedAvg's."""
     rows = []
     for part, setting in PARTS.items():
         if not (RESULTS / "accuracy" / part).exists():

@@ -23,7 +23,7 @@ __all__ = ["CHECKPOINT", "Checkpoint"]
 NDArray = npt.NDArray[Any]
 CHECKPOINT = "checkpoint.safetensors"
 _VERSION = "2"
-"""Of the file's names and metadata. flwr-kd 0.1 wrote version 1."""
+"""Version of the file's names and metadata. flwr-kd 0.1 wrote version 1."""
 
 
 @dataclass(frozen=True)

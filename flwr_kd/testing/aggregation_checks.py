@@ -129,7 +129,7 @@ def flowers_own_loop(case: Case) -> None:
             check_same(result, expected, node, how, findings)
         for each in result.infinite:
             findings.add(f"not finite: {each}", how)
-    # Of two replies to the same message only the first counts.
+    # Only the first of two replies to the same message counts.
     for second in (
         failed(scene.messages[position], "boom"),
         mutated(scene, random.Random(1), others)[0],

@@ -270,7 +270,7 @@ class FedGKT(KDStrategy[FedGKTConfigT, ClientFeatures], Generic[FedGKTConfigT]):
         while usable:
             before = {name: value.clone() for name, value in model.state_dict().items()}
             try:
-                self._train(usable, model, server_round, generator)
+                self.train_predictor(usable, model, server_round, generator)
                 predictions = [self._predict(model, reply.payload.features, reply.node) for reply in usable]
             except FloatingPointError as error:
                 model.load_state_dict(before)
@@ -283,13 +283,20 @@ class FedGKT(KDStrategy[FedGKTConfigT, ClientFeatures], Generic[FedGKTConfigT]):
                 self.logits[reply.node.key] = in_sample_order(logits, reply.payload.index)
             return
 
-    def _train(
+    def train_predictor(
         self,
         replies: Sequence[Reply[ClientFeatures]],
         model: nn.Module,
         server_round: int,
         generator: torch.Generator,
     ) -> None:
+        """Train the predictor on the features of clients of equal shape, by :func:`transfer_loss`.
+
+        Raises
+        ------
+        FloatingPointError
+            If the loss or a weight is no longer finite.
+        """
         config = self.config
         rows = FeatureRows(
             [reply.payload.features for reply in replies],

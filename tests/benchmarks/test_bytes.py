@@ -218,7 +218,7 @@ def test_the_positions_of_some_public_samples_are_bits_of_all(
         if "positions" in row["beside"] and sizes["P"] < sizes["A"]:
             rows += 1
             assert row["beside"]["positions"] == -(-sizes["A"] // 8)
-            # Of the header and the digest, more than 64 bytes; an array of numbers would have 8 for each sample.
+            # The header and the digest have more than 64 bytes; an array of numbers would have 8 for each sample.
             assert row["counted"] - row["paper"] < row["beside"]["positions"] + 400 < 8 * sizes["P"]
     assert rows == 2 * len(script.with_letter("P")) >= 8
 

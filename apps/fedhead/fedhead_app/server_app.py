@@ -1,6 +1,5 @@
 """FedHEAD's ServerApp: the strategy, FedHEAD+'s public data, the global model's accuracy, the result as JSON."""
 
-import torch
 from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
 
@@ -14,6 +13,7 @@ from flwr_kd.experiments.run_config import (
     strategy_options,
 )
 from flwr_kd.experiments.runner import check, server_options
+from flwr_kd.learning.device import one_thread
 from flwr_kd.results.files import save
 from flwr_kd.strategies.fedhead import FedHEAD, FedHEADConfig, FedHEADPlus
 
@@ -21,7 +21,9 @@ METHODS = ("fedhead", "fedhead-plus")
 app = ServerApp()
 
 
+# One thread gives the numbers of `flwr-kd simulate`. More threads are faster, but change the rounding.
 @app.main()
+@one_thread()
 def main(grid: Grid, context: Context) -> None:
     method = chosen_method(context, METHODS)
     run = experiment(context).of(method)
@@ -29,8 +31,6 @@ def main(grid: Grid, context: Context) -> None:
     config = FedHEADConfig.from_wire(context.run_config)
     # With your own model or data sets, remove this check, and evaluate_fn if the server has no test data.
     check(run, config, method)
-    # One thread gives the numbers of `flwr-kd simulate`. More threads are faster, but change the rounding.
-    torch.set_num_threads(1)
     options = strategy_options(context)
     if method.strategy is FedHEADPlus:
         # With your own data sets, replace server_options by model=..., public_set=... and device=...

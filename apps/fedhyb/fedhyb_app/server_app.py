@@ -1,6 +1,5 @@
 """FedHyb's ServerApp: the variant's strategy, its proxy data, the global model's accuracy, the result as JSON."""
 
-import torch
 from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
 
@@ -15,13 +14,16 @@ from flwr_kd.experiments.run_config import (
     strategy_options,
 )
 from flwr_kd.experiments.runner import check, server_options
+from flwr_kd.learning.device import one_thread
 from flwr_kd.results.files import save
 
 METHODS = ("fedhyb", "fedhyb-star", "fedhyb-1", "fedhyb-2", "fedhyb-3")
 app = ServerApp()
 
 
+# One thread gives the numbers of `flwr-kd simulate`. More threads are faster, but change the rounding.
 @app.main()
+@one_thread()
 def main(grid: Grid, context: Context) -> None:
     method = chosen_method(context, METHODS)
     run = experiment(context).of(method)
@@ -29,8 +31,6 @@ def main(grid: Grid, context: Context) -> None:
     config = hyperparameters(method, context.run_config)
     # With your own model or data sets, remove this check, and evaluate_fn if the server has no test data.
     check(run, config, method)
-    # One thread gives the numbers of `flwr-kd simulate`. More threads are faster, but change the rounding.
-    torch.set_num_threads(1)
     # With your own data sets, replace server_options by the arguments that README.md lists for the variant.
     strategy = method.strategy(config, **server_options(method, run), **strategy_options(context))
     result = strategy.start(

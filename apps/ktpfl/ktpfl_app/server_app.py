@@ -1,6 +1,5 @@
 """The ServerApp: the method's strategy, which mixes the clients' soft predictions, and the result as JSON."""
 
-import torch
 from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
 
@@ -15,13 +14,16 @@ from flwr_kd.experiments.run_config import (
     strategy_options,
 )
 from flwr_kd.experiments.runner import check, server_options
+from flwr_kd.learning.device import one_thread
 from flwr_kd.results.files import save
 
 METHODS = ("ktpfl", "sim-pfl", "topk-pfl", "fedmd")
 app = ServerApp()
 
 
+# One thread gives the numbers of `flwr-kd simulate`. More threads are faster, but change the rounding.
 @app.main()
+@one_thread()
 def main(grid: Grid, context: Context) -> None:
     method = chosen_method(context, METHODS)
     run = experiment(context).of(method)
@@ -34,8 +36,6 @@ def main(grid: Grid, context: Context) -> None:
         )
     # With your own models or data sets, remove this check.
     check(run, config, method)
-    # One thread gives the numbers of `flwr-kd simulate`. More threads are faster, but change the rounding.
-    torch.set_num_threads(1)
     # With your own data sets, replace server_options by public_set=... or remove it: the server then expects the
     # set that most clients have. With public-at="server" the set is required, and its samples are sent.
     strategy = method.strategy(config, **server_options(method, run), **strategy_options(context))
