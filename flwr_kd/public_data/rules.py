@@ -69,7 +69,7 @@ RULES = Rules(
         Example(
             "another precision",
             lambda arrays, scalars: arrays.update(predictions=arrays["predictions"].astype("f2")),
-            "asked for",
+            "soft predictions have dtype",
         ),
         Example("one-hot predictions", _predictions(np.eye(4)[[0] * 32])),
         Example("sums at the edge", _predictions(_AT_THE_EDGE)),
@@ -81,7 +81,9 @@ RULES = Rules(
             "255",
             variant="uint8",
         ),
-        Example("another precision", _predictions(_AT_THE_EDGE), "asked for", variant="uint8"),
+        Example(
+            "another precision", _predictions(_AT_THE_EDGE), "soft predictions have dtype", variant="uint8"
+        ),
         Example("all 255", lambda arrays, scalars: arrays["predictions"].fill(255), variant="uint8"),
     ),
 )

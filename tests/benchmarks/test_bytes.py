@@ -156,7 +156,7 @@ def test_more_bytes_in_the_formula_than_were_sent_are_noticed(script: ModuleType
         script.run(method, *script.of_setting(method, script.BRIEF["digits"]))
 
 
-@pytest.mark.parametrize("which", ["quick", "committed"])
+@pytest.mark.parametrize("which", [pytest.param("quick", marks=pytest.mark.long), "committed"])
 def test_all_methods_are_measured(which: str, request: pytest.FixtureRequest) -> None:
     document = request.getfixturevalue(which)
     for name, setting in document["config"]["settings"].items():

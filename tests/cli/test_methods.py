@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from flwr_kd import registry
 from tests.cli.commands import Command
 
 
-def test_methods_are_listed(command: Command) -> None:
+def test_methods_are_listed(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "400")  # wide enough for each method to have one line
     code, out, err = command("methods")
     assert (code, err) == (0, "")
     for name, method in registry.methods().items():

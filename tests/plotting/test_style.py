@@ -16,6 +16,7 @@ from flwr_kd.results.errors import ResultError
 from tests.plotting.examples import a_comparison, a_map, a_run, two_groups
 
 
+@pytest.mark.long
 def test_pictures_of_models_are_pngs_that_repeat(tmp_path):
     names = [f"m$^{index}" for index in range(5)]
     result = a_comparison(*(a_run(name, 0, [0.5], [0.5]) for name in names))

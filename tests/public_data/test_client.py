@@ -109,7 +109,7 @@ def image_party(name: str = "resnet8", **changes: Any) -> Party:
 
 
 class TestDistillation:
-    @pytest.mark.parametrize("name", ["resnet8", "shufflenet"])
+    @pytest.mark.parametrize("name", ["resnet8", pytest.param("shufflenet", marks=pytest.mark.long)])
     def test_running_statistics_do_not_move(self, name: str) -> None:
         run = image_party(name)
         assert participants(run.start(2, kind=Turned)) == [(2, 0)] * 2

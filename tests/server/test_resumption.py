@@ -15,7 +15,17 @@ from flwr_kd.server.records import VoidRoundsError
 from flwr_kd.strategies.fedavg import FedAvg
 from flwr_kd.strategies.fedhkd import FedHKD, FedHKDClient
 from flwr_kd.transport.inline_grid import InlineGrid
-from tests.server.federations import PERSONAL, QUICK, Coming, Killed, Net, every, failing, initial, states_of
+from tests.server.federations import (
+    PERSONAL,
+    QUICK,
+    Coming,
+    Killed,
+    Net,
+    each_method,
+    failing,
+    initial,
+    states_of,
+)
 
 
 def test_a_checkpoint_of_another_method_or_model_is_refused(grid_of: Any, tmp_path: Any) -> None:
@@ -47,8 +57,9 @@ def test_resuming_with_another_seed_warns(grid_of: Any, flower_log: list[str], t
     assert "other hyper-parameters or another seed" in flower_log[0]
 
 
-@every
-@pytest.mark.parametrize("when", ["between", "inside"])
+# Inside a write is the harder case. The slow tier has the other one, and further variants of a method.
+@each_method(variants=pytest.mark.slow)
+@pytest.mark.parametrize("when", [pytest.param("between", marks=pytest.mark.slow), "inside"])
 def test_a_killed_server_goes_on_to_the_same_numbers(
     name: str,
     when: str,

@@ -5,12 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 
-from flwr_kd import registry
 from flwr_kd.transport.inline_grid import InlineGrid
+from tests.server.federations import every
 
-METHODS = list(registry.methods())
 HOOKS = (
     "accept_node",
     "begin",
@@ -26,7 +24,7 @@ def equal(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
     return one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@every
 def test_state_arrays_may_be_called_at_any_time(name: str, federation: Any) -> None:
     """Before a run and around every hook; what was returned stays as it was."""
     fed = federation(name)
@@ -61,7 +59,7 @@ def test_state_arrays_may_be_called_at_any_time(name: str, federation: Any) -> N
     assert equal(other.state_arrays(), strategy.state_arrays())
 
 
-@pytest.mark.parametrize("name", METHODS)
+@every
 def test_reset_goes_back_to_before_the_first_run(name: str, federation: Any) -> None:
     strategy, _ = federation(name).run(rounds=1)
     saved = {key: value.copy() for key, value in strategy.state_arrays().items()}

@@ -141,6 +141,7 @@ class TestRounds:
         expected = oracle.fedhead_plus(done, rows, rate=RATE / 2, n_g=N_G, average="probabilities")
         close(run.models[2], expected)
 
+    @pytest.mark.long
     def test_leaders_change_with_rounds_and_seeds(self) -> None:
         first, same, other = Run(), Run(), Run(options={"seed": 5})
         for run in (first, same, other):

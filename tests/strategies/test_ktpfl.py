@@ -649,5 +649,5 @@ class TestConfig:
         method = registry.get("ktpfl-weights")
         assert (method.strategy, method.client) == (KTpFLWeights, KTpFLWeightsClient)
         assert (method.public_at, method.heterogeneous, method.global_model) == ("", False, False)
-        assert method.exchanged == "weights"
+        assert method.exchanged == "weights, a mixture for each client"
         assert dict(method.fixed) == {}
