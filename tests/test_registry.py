@@ -8,6 +8,9 @@ import importlib
 import json
 import subprocess
 import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
@@ -19,6 +22,7 @@ from flwr_kd.lazy import exports, load
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = sorted(path.parent.name for path in (ROOT / "strategies").glob("*/__init__.py"))
 PACKAGES = ["flwr_kd", *(f"flwr_kd.strategies.{name}" for name in FOLDERS)]
+METHODS = list(registry.methods())
 HEAVY = ("torch", "flwr", "numpy")
 
 
@@ -34,7 +38,7 @@ def test_methods_and_their_hyper_parameters_import_nothing_heavy() -> None:
     assert json.loads(done.stdout) == [list(registry.methods()), []]
 
 
-@pytest.mark.parametrize("name", list(registry.methods()))
+@pytest.mark.parametrize("name", METHODS)
 def test_paths_lead_to_classes_that_agree(name: str) -> None:
     method = registry.get(name)
     assert method.config_class is method.strategy.config_class is method.client.config_class
@@ -94,3 +98,52 @@ def test_a_missing_name_is_an_attribute_error() -> None:
 def test_a_path_without_both_parts_is_refused(path: str) -> None:
     with pytest.raises(ValueError, match=r"must be written as module:name, got"):
         load(path)
+
+
+@pytest.fixture
+def entry_point(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[str, str], None]]:
+    """Give this process one entry point, and a registry that has not looked for any yet."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in ("_METHODS", "_SOURCES"):
+        monkeypatch.setattr(registry, name, dict(getattr(registry, name)))
+    monkeypatch.setattr(registry, "_loaded", False)
+    given = []
+
+    def give(code: str, value: str) -> None:
+        given.append(value.partition(":")[0])
+        (tmp_path / f"{given[-1]}.py").write_text(textwrap.dedent(code))
+        point = EntryPoint("mine", value, registry.GROUP)
+        monkeypatch.setattr(registry, "entry_points", lambda group: [point])
+
+    yield give
+    for name in given:
+        sys.modules.pop(name, None)
+
+
+COPY = """
+    from dataclasses import replace
+    from flwr_kd.registry import register
+    from flwr_kd.strategies.fedgkt import METHOD
+"""
+
+
+def test_an_entry_point_names_a_method_or_a_module_that_registers(
+    entry_point: Callable[[str, str], None],
+) -> None:
+    entry_point(COPY + "    method = replace(METHOD, name='named')", "one_that_names:method")
+    assert registry.get("named").strategy is registry.get("fedgkt").strategy
+
+
+def test_a_broken_entry_point_costs_no_other_method(entry_point: Callable[[str, str], None]) -> None:
+    before = set(METHODS)
+    entry_point(COPY + "    register(replace(METHOD, name='half'))\n    1 / 0", "one_that_raises")
+    with pytest.warns(RuntimeWarning, match=r"one_that_raises are left out: .* raised ZeroDivisionError"):
+        names = set(registry.methods())
+    assert names == before
+
+
+def test_an_entry_point_cannot_take_a_name(entry_point: Callable[[str, str], None]) -> None:
+    code = COPY + "    register(replace(METHOD, name='fedavg', strategy_path='taken:Mine'))"
+    entry_point(code, "one_that_takes")
+    with pytest.raises(registry.NameTakenError, match=r"'fedavg' is registered twice: .*of one_that_takes"):
+        registry.methods()
