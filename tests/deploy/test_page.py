@@ -161,7 +161,8 @@ def check(folder: Path, rounds: list[int]) -> None:
 
 @needs_programs
 @pytest.mark.flwr_run
-@pytest.mark.parametrize("name", ALONE)
+# The scenario of authenticated nodes has TLS as well.
+@pytest.mark.parametrize("name", ["insecure", pytest.param("tls", marks=pytest.mark.slow)])
 def test_the_pages_commands_work(name: str, tmp_path: Path) -> None:
     scenario = Scenario(name, tmp_path)
     with guarded(tmp_path):
