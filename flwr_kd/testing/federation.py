@@ -119,7 +119,7 @@ class Federation:
             options = {**models, "public_set": blobs(32, 200), "device": "cpu", **options}
         if self.method.public_at == "synthetic":
             options = {"model": small_model(), "input_shape": SHAPE, "device": "cpu", **options}
-        return self.method.strategy(self.method.config([*QUICK, *settings]), **options)
+        return self.method.strategy(self.method.config([*QUICK, *self.method.quick, *settings]), **options)
 
     def initial(self) -> ArrayRecord:
         """Return the initial global arrays."""
