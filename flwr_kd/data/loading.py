@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from flwr_kd import catalogue
 from flwr_kd.checks import DataError, whole_number
 from flwr_kd.data import _images, _tables, _texts
 from flwr_kd.data._base import AnyArray, ArrayDataset, Bundle
@@ -17,6 +18,7 @@ from flwr_kd.data._source import Part, Source
 from flwr_kd.data.own import DataSpec, load_samples
 from flwr_kd.data.partitioning import stratified
 from flwr_kd.seeding import numpy_generator
+from flwr_kd.text import unknown_name
 
 __all__ = ["DATASETS", "load", "load_public", "public_name"]
 
@@ -39,8 +41,8 @@ _LOADERS: dict[str, Callable[[Path | None], Source]] = {
     "sst2-tokens": _texts.sst2,
 }
 
-DATASETS: tuple[str, ...] = (*_LOADERS, "csv:PATH")
-"""Names that :func:`load` accepts."""
+DATASETS: tuple[str, ...] = tuple(catalogue.DATASETS)
+"""Names that :func:`load` accepts; :data:`flwr_kd.catalogue.DATASETS` has a line about each."""
 
 # The default public data of a set. Sets that are not listed hold back a fifth of their own samples.
 _DEFAULT_PUBLIC = {
@@ -353,7 +355,7 @@ def _kind(name: str) -> str:
 
 def _check_name(name: object) -> None:
     if not isinstance(name, str) or not (name in _LOADERS or (name.startswith("csv:") and len(name) > 4)):
-        raise DataError(f"unknown data set {name!r}: valid are {', '.join(DATASETS)}")
+        raise DataError(unknown_name("data set", str(name), DATASETS))
 
 
 def _source(name: str, data_dir: str | None) -> Source:

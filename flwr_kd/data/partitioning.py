@@ -18,21 +18,16 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from flwr_kd import catalogue
 from flwr_kd.checks import DataError, read_number, read_whole_number, whole_number
 from flwr_kd.data._base import AnyArray, IntArray, as_indices, as_labels, require
 from flwr_kd.seeding import derive_seed, numpy_generator
+from flwr_kd.text import unknown_name
 
 __all__ = ["PARTITIONS", "histogram", "partition", "split"]
 
-PARTITIONS: tuple[str, ...] = (
-    "iid",
-    "dirichlet:ALPHA",
-    "inner-dirichlet:ALPHA",
-    "pathological:K",
-    "ktpfl-1[:MANY]",
-    "ktpfl-2[:EACH]",
-)
-"""Forms that :func:`partition` accepts."""
+PARTITIONS: tuple[str, ...] = tuple(catalogue.PARTITIONS)
+"""Forms that :func:`partition` accepts; :data:`flwr_kd.catalogue.PARTITIONS` has a line about each."""
 
 # Minimum number of samples per client with `dirichlet`, or half of an even share if that is less.
 _DIRICHLET_MINIMUM = 10
@@ -283,7 +278,7 @@ def _parse(spec: str) -> tuple[_Divide, float]:
         )
         return _ktpfl_2, per_class
     if not colon or kind not in ("dirichlet", "inner-dirichlet", "pathological"):
-        raise DataError(f"unknown partition {spec!r}: valid are {forms}")
+        raise DataError(unknown_name("partition", spec, PARTITIONS))
     if kind == "pathological":
         return _pathological, read_whole_number(f"K in partition {spec!r}", text, 1, error=DataError)
     alpha = read_number(f"ALPHA in partition {spec!r}", text, 0, open_low=True, error=DataError)

@@ -7,6 +7,7 @@ import math
 import torch
 from torch import nn
 
+from flwr_kd import catalogue
 from flwr_kd.models.checks import check_shape, check_size
 from flwr_kd.models.feature import FeatureModel, SplitModel
 from flwr_kd.models.initialisation import DrawFrom
@@ -14,8 +15,8 @@ from flwr_kd.models.networks import ARCHITECTURES, SPLIT_BLOCKS, residual_predic
 
 __all__ = ["MODELS", "build_model", "build_predictor"]
 
-MODELS: tuple[str, ...] = tuple(sorted([*ARCHITECTURES, *SPLIT_BLOCKS]))
-"""Names that `build_model` accepts."""
+MODELS: tuple[str, ...] = tuple(catalogue.MODELS)
+"""Names that `build_model` accepts; `flwr_kd.catalogue.MODELS` has a line about each."""
 
 
 def build_model(

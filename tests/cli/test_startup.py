@@ -45,7 +45,8 @@ def test_help_version_and_methods_import_nothing_heavy() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["flwr_kd", "flwr_kd.config", "flwr_kd.checks", "flwr_kd.text", "flwr_kd.plotting"]
+    "module",
+    ["flwr_kd", "flwr_kd.catalogue", "flwr_kd.config", "flwr_kd.checks", "flwr_kd.text", "flwr_kd.plotting"],
 )
 def test_light_modules_import_nothing_heavy(module: str) -> None:
     python(f"import sys, {module}\nassert not {{*{HEAVY!r}}} & {{*sys.modules}}")

@@ -1,0 +1,68 @@
+"""Names of the data sets, models and partitions that come with the package, each with one line about it.
+
+This module needs neither PyTorch nor NumPy, so that a program can list the names without them. Tests hold the names
+together with the code that loads, builds and divides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+__all__ = ["DATASETS", "MODELS", "PARTITIONS"]
+
+DATASETS: Mapping[str, str] = MappingProxyType(
+    {
+        "digits": "images 1×8×8, 10 classes: 1,797 digits of scikit-learn, no download",
+        "fashion-mnist": "images 1×28×28, 10 classes: 70,000 pieces of clothing",
+        "mnist": "images 1×28×28, 10 classes: 70,000 digits",
+        "mnist-5k": "images 1×28×28, 10 classes: 5,000 digits of MNIST, no download, needs flwr-kd[mnist-5k]",
+        "cifar10": "images 3×32×32, 10 classes: 60,000 photographs",
+        "cifar100": "images 3×32×32, 100 classes: 60,000 photographs",
+        "svhn": "images 3×32×32, 10 classes: 99,289 house numbers",
+        "emnist-balanced": "images 1×28×28, 47 classes: 131,600 letters and digits",
+        "emnist-byclass": "images 1×28×28, 62 classes: 814,255 letters and digits",
+        "cinic10": "images 3×32×32, 10 classes: 180,000 photographs, from a folder of files",
+        "20newsgroups": "texts as TF-IDF of 5,000 words, 20 classes: 18,846 messages",
+        "ag-news": "texts as TF-IDF of 1,024 words, 4 classes: 127,600 news",
+        "sst2": "texts as TF-IDF of 1,024 words, 2 classes: 68,221 sentences",
+        "20newsgroups-tokens": "20newsgroups as 200 token ids per text, for bilstm",
+        "ag-news-tokens": "ag-news as 64 token ids per text, for bilstm",
+        "sst2-tokens": "sst2 as 64 token ids per text, for bilstm",
+        "csv:PATH": "a table of numbers with a column of labels, from a csv file",
+    }
+)
+"""Names that :func:`flwr_kd.data.load` accepts."""
+
+MODELS: Mapping[str, str] = MappingProxyType(
+    {
+        "alexnet": "images from 8×8: AlexNet with small kernels, 512 features",
+        "bilstm": "token ids: two bidirectional LSTMs and five layers, 64 features",
+        "cnn": "images from 4×4: two 5×5 convolutions (McMahan et al. 2017), 512 features",
+        "lenet": "images from 4×4: LeNet-5 with ReLU and max pooling, 84 features",
+        "mlp": "any numbers: a hidden layer of 200, 64 features",
+        "mlp4": "any numbers: three hidden layers of 200, 200 features",
+        "resnet10": "images from 4×4: FedDKC's, split after the stem, 4 blocks in the predictor",
+        "resnet12": "images from 4×4: FedDKC's, split after the stem, 5 blocks in the predictor",
+        "resnet18": "images from 8×8: torchvision's, 64 features",
+        "resnet2": "images from 4×4: FedDKC's, split after the stem, no block in the predictor",
+        "resnet32": "images from 4×4: ResNet for CIFAR (He et al. 2016), 3 stages of 5 blocks, 64 features",
+        "resnet4": "images from 4×4: FedDKC's, split after the stem, 1 block in the predictor",
+        "resnet6": "images from 4×4: FedDKC's, split after the stem, 2 blocks in the predictor",
+        "resnet8": "images from 4×4: ResNet for CIFAR (He et al. 2016), 3 stages of 1 block, 64 features",
+        "shufflenet": "images from 8×8: torchvision's ShuffleNetV2 x1.0, 32 features",
+    }
+)
+"""Names that :func:`flwr_kd.models.build_model` accepts."""
+
+PARTITIONS: Mapping[str, str] = MappingProxyType(
+    {
+        "iid": "random parts of equal size",
+        "dirichlet:ALPHA": "each class divided by shares from Dirichlet(ALPHA); sizes differ",
+        "inner-dirichlet:ALPHA": "parts of equal size, each client's class mix from Dirichlet(ALPHA)",
+        "pathological:K": "samples of exactly K classes per client; sizes differ",
+        "ktpfl-1[:MANY]": "two groups of clients with opposite class mixes, 450 samples of each frequent class",
+        "ktpfl-2[:EACH]": "two random classes per client, 300 samples of each",
+    }
+)
+"""Forms that :func:`flwr_kd.data.partition` accepts."""
