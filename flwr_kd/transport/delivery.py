@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol, runtime_checkable
 
 from flwr.app import Error, Message
 from flwr.common.constant import ErrorCode
@@ -14,6 +15,15 @@ from flwr_kd.text import first_line, plain
 from flwr_kd.transport.payload import PayloadError
 
 __all__ = ["Delivered", "lifetime", "pair", "pauses", "reason_of", "receive"]
+
+
+@runtime_checkable
+class BoundedGrid(Protocol):
+    """A grid whose nodes do not work at the same time, so that each has the timeout for itself."""
+
+    def bound(self, seconds: float) -> None:
+        """Set how long a node may work on each message."""
+
 
 Delivered = Message | PayloadError | None
 """What arrived for a message: a reply; the error that made it unreadable; or None if it did not arrive in time."""
@@ -76,6 +86,8 @@ def receive(
     """
     if not messages:
         return
+    if isinstance(grid, BoundedGrid):
+        grid.bound(timeout)
     pushed = {i for i in grid.push_messages(list(messages)) if i}
     end = time.monotonic() + timeout
     for message in messages:

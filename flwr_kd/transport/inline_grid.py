@@ -1,4 +1,4 @@
-"""An in-process ``Grid``: each node's ClientApp is called in this process, in turn or in threads.
+"""An in-process ``Grid``: each node's ClientApp is called in threads of this process, in turn or several at a time.
 
 For debugging (a breakpoint in a client works), for tests (faults can be injected), and for small runs that
 need no Ray. With the same seed and number of torch threads the numbers are those of the Ray simulation.
@@ -10,8 +10,9 @@ import itertools
 import math
 import threading
 import time
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from logging import WARNING
 from typing import Any, Protocol
 
 from flwr.app import (
@@ -22,11 +23,13 @@ from flwr.app import (
 )
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
+from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
 from flwr_kd.checks import ConfigError
 from flwr_kd.seeding import derive_seed
+from flwr_kd.transport.node_threads import Job, NodeThreads
 
 __all__ = ["Fault", "InlineGrid"]
 
@@ -49,7 +52,8 @@ class InlineGrid(Grid):
     """Runs a ClientApp for a number of nodes inside this process.
 
     A node's ClientApp runs when its reply is pulled, so that the replies of a round are not all in memory at once;
-    with several ``workers`` a few run ahead.
+    with several ``workers`` a few run ahead. One that does not reply in time is given up, and costs its own replies
+    until it ends. Python cannot end its thread; the end of the process does not wait for it.
 
     Parameters
     ----------
@@ -58,8 +62,9 @@ class InlineGrid(Grid):
     num_nodes : int
         Number of nodes; node ids are not 0..N-1, as in Flower.
     workers : int
-        Threads; 1 runs the nodes in turn. Threads share torch's global generator: the numbers are the same as
-        in turn if ``client_fn`` draws nothing from it, for example to initialise a model.
+        Number of nodes that work at the same time, each in a thread; 1 runs them in turn. Threads share torch's
+        global generator: the numbers are the same as in turn if ``client_fn`` draws nothing from it, for example to
+        initialise a model.
     node_configs : sequence of mapping, optional
         Further entries of each node's config, beside ``partition-id`` and ``num-partitions``.
     faults : mapping of int to Fault or sequence of Fault, optional
@@ -93,7 +98,9 @@ class InlineGrid(Grid):
             raise ConfigError(f"node_configs must have {num_nodes} entries, got {len(node_configs)}")
         self._app = client_app
         self._workers = workers
-        self._pool: ThreadPoolExecutor | None = None
+        self._threads = NodeThreads(workers)
+        self._seconds = math.inf
+        self._stuck: dict[int, Job] = {}
         self._faults = {
             partition: tuple(fault) if isinstance(fault, Sequence) else (fault,)
             for partition, fault in (faults or {}).items()
@@ -104,8 +111,9 @@ class InlineGrid(Grid):
         self._deadlines: dict[str, tuple[float, Message]] = {}
         self._worked = 0.0
         self._replies: dict[str, tuple[int, Message]] = {}
-        self._pending: dict[str, Future[None]] = {}
+        self._pending: dict[str, tuple[Job, Message]] = {}
         self._lock = threading.Lock()
+        weakref.finalize(self, self._threads.close)
         _identify_process()
         self.contexts: dict[int, Context] = {}
         for partition in range(num_nodes):
@@ -166,36 +174,26 @@ class InlineGrid(Grid):
             self._deadlines[message_id] = (self._now() + message.metadata.ttl, message)
         return ids
 
+    def bound(self, seconds: float) -> None:
+        """Set how long a node may work on each message, from the moment when it begins."""
+        self._seconds = seconds
+
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Run the ClientApp for messages that it has not seen yet, and return the replies that are there.
 
         A message whose time to live is over gives an error, with or without a reply, as at a SuperLink; not with
         several workers.
         """
-        replies = []
         wanted = list(message_ids)
-        for message_id in wanted if self._workers == 1 else ():
-            deadline, message = self._deadlines.get(message_id, (math.inf, None))
-            if message is not None and self._now() > deadline:
-                self._waiting.pop(message_id, None)
-                expired = Message(Error(ErrorCode.MESSAGE_UNAVAILABLE, "expired"), reply_to=message)
-                self._replies[message_id] = (0, expired)
+        if self._workers == 1:
+            self._expire(wanted)
         for message_id in wanted:
+            self._submit(message_id)
             if self._workers > 1:
-                self._submit(message_id)
-            elif message_id in self._waiting:
-                begun = time.monotonic()
-                self._handle(*self._waiting.pop(message_id))
-                self._worked += time.monotonic() - begun
-        if self._workers > 1:
-            ahead = 2 * self._workers - len(self._pending) - len(self._replies)
-            for message_id in list(itertools.islice(self._waiting, max(ahead, 0))):
-                self._submit(message_id)
+                self._run_ahead()
+            self._wait(message_id)
+        replies = []
         for message_id in wanted:
-            future = self._pending.get(message_id)
-            if future is not None and future.done():
-                del self._pending[message_id]
-                future.result()
             with self._lock:
                 reply = self._replies.get(message_id)
                 if reply is not None and reply[0] <= self._pushes:
@@ -209,17 +207,14 @@ class InlineGrid(Grid):
         """Send and wait, as Flower's own loop does; a node that never replies costs no waiting here."""
         # A list, so that the replies come in this order, whatever the seed of hashes.
         waiting = list(self.push_messages(list(messages)))
+        self.bound(math.inf if timeout is None else timeout)
         for message_id in waiting if self._workers > 1 else ():
             self._submit(message_id)
-        for future in list(self._pending.values()):
-            future.result(timeout=timeout)
         return self.pull_messages(waiting)
 
     def close(self) -> None:
-        """End the threads, if there are any."""
-        if self._pool is not None:
-            self._pool.shutdown()
-            self._pool = None
+        """End the threads. Those of nodes that still work are only asked to end."""
+        self._threads.close()
 
     # ------------------------------------------------------------------ nodes
 
@@ -227,31 +222,89 @@ class InlineGrid(Grid):
         """Return a clock that stops while nodes work: here they work in turn, elsewhere at the same time."""
         return time.monotonic() - self._worked
 
-    def _threads(self) -> ThreadPoolExecutor:
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(self._workers, thread_name_prefix="flwr-kd-node")
-        return self._pool
+    def _expire(self, message_ids: Sequence[str]) -> None:
+        """Reply with an error to messages whose time to live is over."""
+        for message_id in message_ids:
+            deadline, message = self._deadlines.get(message_id, (math.inf, None))
+            if message is not None and self._now() > deadline:
+                self._waiting.pop(message_id, None)
+                expired = Message(Error(ErrorCode.MESSAGE_UNAVAILABLE, "expired"), reply_to=message)
+                self._replies[message_id] = (0, expired)
 
     def _submit(self, message_id: str) -> None:
-        if message_id in self._waiting:
-            message, push = self._waiting.pop(message_id)
-            self._pending[message_id] = self._threads().submit(self._handle, message, push)
-
-    def _handle(self, message: Message, push: int) -> None:
+        """Let a thread handle a message, unless its node still works on one that was given up."""
+        if message_id not in self._waiting:
+            return
+        message, push = self._waiting.pop(message_id)
         node_id = message.metadata.dst_node_id
-        context = self.contexts.get(node_id)
-        if context is None:
+        if node_id not in self.contexts:
             raise KeyError(f"no node {node_id}")
+        stuck = self._stuck.get(node_id)
+        if stuck is not None and not stuck.done:
+            reason = "it still works on an earlier message, to which it did not reply in time"
+            self._replies[message_id] = (0, Message(Error(ErrorCode.UNKNOWN, reason), reply_to=message))
+            return
+        self._pending[message_id] = (
+            self._threads.submit(lambda job: self._handle(message, push, job)),
+            message,
+        )
+
+    def _run_ahead(self) -> None:
+        ahead = 2 * self._workers - len(self._pending) - len(self._replies)
+        for message_id in list(itertools.islice(self._waiting, max(ahead, 0))):
+            self._submit(message_id)
+
+    def _wait(self, message_id: str) -> None:
+        """Wait for the end of a message's handling. Whatever takes too long meanwhile is given up."""
+        if message_id not in self._pending:
+            return
+        job, begun = self._pending[message_id][0], time.monotonic()
+        try:
+            while message_id in self._pending and not job.done:
+                for other, (theirs, _) in list(self._pending.items()):
+                    if theirs.left(self._seconds) <= 0 and not theirs.done:
+                        self._give_up(other)
+                working = [theirs for theirs, _ in self._pending.values() if not theirs.done]
+                job.wait(min((theirs.left(self._seconds) for theirs in working), default=0.0))
+        except BaseException:
+            # An interrupt: nobody waits for the others either.
+            self._pending.clear()
+            self.close()
+            raise
+        self._worked += time.monotonic() - begun
+        self._pending.pop(message_id, None)
+        if job.error is not None:
+            raise job.error
+
+    def _give_up(self, message_id: str) -> None:
+        job, message = self._pending.pop(message_id)
+        with self._lock:
+            self._threads.abandon(job)
+        node_id = message.metadata.dst_node_id
+        self._stuck[node_id] = job
+        log(
+            WARNING,
+            "client %s still works after %g s and is given up; its thread may go on, since Python cannot end it",
+            self.contexts[node_id].node_config["partition-id"],
+            self._seconds,
+        )
+
+    def _handle(self, message: Message, push: int, job: Job) -> None:
+        context = self.contexts[message.metadata.dst_node_id]
         faults = self._faults.get(int(context.node_config["partition-id"]), ())
         fault = next((f for f in faults if f.applies(message)), None)
         if fault is not None and fault.kind == "silent":
             return
-        reply = self._call(message, context, fault)
+        reply, state = self._call(message, context, fault)
         with self._lock:
+            if job.abandoned:
+                return
+            context.state = state
             visible = push + 1 if fault is not None and fault.kind == "late" else push
             self._replies[message.metadata.message_id] = (visible, reply)
 
-    def _call(self, message: Message, context: Context, fault: Fault | None) -> Message:
+    def _call(self, message: Message, context: Context, fault: Fault | None) -> tuple[Message, RecordDict]:
+        """Return the ClientApp's reply, and the node's state after it."""
         delivered = Message(_copied(message.content), dst_node_id=0, message_type="train")
         delivered.__dict__["_metadata"] = message.metadata
         # A copy, so that a call that raises leaves no trace, as in Flower's simulation.
@@ -266,14 +319,17 @@ class InlineGrid(Grid):
             if fault is not None and fault.kind == "raise":
                 raise RuntimeError("injected fault")
             reply = self._app(delivered, worked_on)
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        # Not Exception alone: a library that gives up by sys.exit() must not cost the other nodes their run.
+        except BaseException as error:
             reason = f"{type(error)}:<'{error}'>"
-            return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
-        context.state = worked_on.state
+            failed = Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
+            return failed, context.state
         if fault is not None and fault.kind == "garbage":
             number = int(message.metadata.message_id.rpartition("-")[2])
             fault.mutilate(reply.content, number)
-        return reply
+        return reply, worked_on.state
 
 
 def _copied(content: RecordDict) -> RecordDict:
