@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
-__all__ = ["first_line", "plain", "shown", "unknown_name"]
+__all__ = ["first_line", "plain", "shown", "similar", "unknown_name"]
 
 
 def shown(value: object) -> str:
@@ -21,6 +22,27 @@ def shown(value: object) -> str:
     return f"a {type(value).__name__}"
 
 
+def similar(name: str, valid: Iterable[str]) -> str | None:
+    """Return the valid name that was most likely meant, or None.
+
+    Case, punctuation and what follows a colon do not count, so that a paper's spelling finds its method.
+
+    >>> names = ["cifar10", "fedhkd", "fedhkd-star", "dirichlet:ALPHA"]
+    >>> [similar(name, names) for name in ("CIFAR-10", "FedHKD*", "fedhdk", "Dirichlet:0.5", "x")]
+    ['cifar10', 'fedhkd-star', 'fedhkd', 'dirichlet:ALPHA', None]
+    """
+    names: dict[str, str] = {}
+    for candidate in valid:
+        names.setdefault(_letters(candidate), candidate)
+    closest = difflib.get_close_matches(_letters(name), names, n=1)
+    return names[closest[0]] if closest else None
+
+
+def _letters(name: str) -> str:
+    spelt = name.casefold().replace("*", "star").replace("+", "plus")
+    return re.sub(r"[^a-z0-9]", "", re.split(r"[:\[]", spelt)[0])
+
+
 def unknown_name(kind: str, name: str, valid: Iterable[str]) -> str:
     """Return one line with an unknown name, the most similar valid name, and all valid names.
 
@@ -28,9 +50,9 @@ def unknown_name(kind: str, name: str, valid: Iterable[str]) -> str:
     "unknown method 'fedhdk' (did you mean 'fedhkd'?); valid: fedavg, fedhkd"
     """
     names = list(valid)
-    similar = difflib.get_close_matches(name, names, n=1)
-    hint = f" (did you mean {similar[0]!r}?)" if similar else ""
-    return f"unknown {kind} {name!r}{hint}; valid: {', '.join(names)}"
+    meant = similar(name, names)
+    hint = f" (did you mean {meant!r}?)" if meant else ""
+    return f"unknown {kind} {shown(name)}{hint}; valid: {', '.join(names)}"
 
 
 def plain(text: str, longest: int = 400) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from flwr_kd import wording
 from flwr_kd.data import ArrayDataset
 from flwr_kd.server.records import KDResult
 from flwr_kd.testing import federation as small
@@ -26,6 +27,13 @@ def flower_log() -> Iterator[list[str]]:
     logger.addHandler(handler)
     yield lines
     logger.removeHandler(handler)
+
+
+@pytest.fixture(autouse=True)
+def words_of_python() -> Iterator[None]:
+    """Undo what an app's code in this process says of the interface in use."""
+    with wording.speaking(wording.Interface.PYTHON):
+        yield
 
 
 @pytest.fixture

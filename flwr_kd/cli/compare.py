@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flwr_kd.checks import read_whole_number
+from flwr_kd.checks import read_whole_number, whole_number
 from flwr_kd.cli.options import ARGUMENTS, RunOptions, UsageError, with_options
 from flwr_kd.experiments.options import ExperimentOptions
 
@@ -29,11 +29,17 @@ def simulate(
     method: Annotated[str, typer.Argument(help=ARGUMENTS["method"])],
     experiment: ExperimentOptions,
     options: RunOptions,
-    seed: Annotated[int, typer.Option(help="of every random choice")] = 0,
-    seeds: Annotated[str | None, typer.Option(help="several seeds, separated by commas")] = None,
+    seed: Annotated[int | None, typer.Option(help="seed of every random choice; 0 if not set")] = None,
+    seeds: Annotated[
+        str | None, typer.Option(help="several seeds, separated by commas: a run for each")
+    ] = None,
 ) -> None:
     """Federate one method on one machine: progress, table, plot, JSON."""
-    _compare([method], experiment, options, str(seed) if seeds is None else seeds)
+    if seed is not None and seeds is not None:
+        raise UsageError(f"give either --seed or --seeds, got --seed {seed} and --seeds {seeds}")
+    if seeds is None:
+        seeds = str(whole_number("seed", seed or 0, error=UsageError))
+    _compare([method], experiment, options, seeds)
 
 
 @with_options
@@ -66,7 +72,7 @@ def _compare(methods: Sequence[str], experiment: ExperimentOptions, options: Run
         resume=options.resume,
         force=options.force,
     )
-    logging.getLogger("flwr").setLevel(logging.INFO if options.verbose else logging.WARNING)
+    _set_log(options.verbose)
     if unharmed := plan.unharmed():
         print(f"note: {experiment.attack} changes nothing of what {', '.join(unharmed)} send")
     if runs := plan.unfinished.runs:
@@ -78,6 +84,16 @@ def _compare(methods: Sequence[str], experiment: ExperimentOptions, options: Run
     console.print(table(result))
     print(f"result: {file.resolve()}")
     print(f"curves: {picture.resolve()}")
+
+
+def _set_log(verbose: bool) -> None:
+    """Let Flower's log look as the command's own output does: colours only on a terminal that wants them."""
+    from flwr.common.logger import update_console_handler
+    from rich.console import Console
+
+    logging.getLogger("flwr").setLevel(logging.INFO if verbose else logging.WARNING)
+    console = Console(stderr=True)
+    update_console_handler(colored=console.is_terminal and not console.no_color)
 
 
 def _run(plan: Plan, console: Console, *, keep_arrays: bool) -> None:

@@ -13,16 +13,14 @@ from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
-import click
 import typer
-from typer.core import TyperCommand
 
 from flwr_kd.experiments.options import option
 
-__all__ = ["ARGUMENTS", "Command", "Device", "ResultDir", "RunOptions", "UsageError", "with_options"]
+__all__ = ["ARGUMENTS", "Device", "ResultDir", "RunOptions", "UsageError", "with_options"]
 
 ARGUMENTS = {
-    "shown": "show the hyper-parameters of this one",
+    "shown": "show this method's paper and hyper-parameters",
     "method": "a name from `flwr-kd methods`",
     "methods": "names from `flwr-kd methods`",
     "result_dir": "folder of a result of `simulate` or `compare`",
@@ -39,8 +37,10 @@ class UsageError(Exception):
 class RunOptions:
     """Options of `simulate` and `compare` that are not the experiment's."""
 
-    settings: list[str] | None = option(None, "a hyper-parameter, NAME=VALUE; repeatable", flag="--set")
-    out: Path | None = option(None, "folder of the result; runs/NAME if not set")
+    settings: list[str] | None = option(
+        None, "a hyper-parameter of `flwr-kd methods METHOD`, as NAME=VALUE; repeatable", flag="--set"
+    )
+    out: Path | None = option(None, "folder of the result; runs/ and the methods' names if not set")
     force: bool = option(False, "overwrite a result that is there")
     resume: bool = option(
         False,
@@ -93,23 +93,3 @@ def _parameters_of(group: type[Any]) -> list[inspect.Parameter]:
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
         parameters.append(inspect.Parameter(each.name, kind, default=default, annotation=hints[each.name]))
     return parameters
-
-
-class Command(TyperCommand):
-    """A command whose help shows what Typer 0.20 leaves out with newer Click: arguments' texts, and brackets."""
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write arguments and options, each with its help."""
-        sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
-        for parameter in self.get_params(ctx):
-            record = parameter.get_help_record(ctx)
-            if record is not None:
-                name, text = record[0], record[1].replace("\\[", "[")
-                is_argument = isinstance(parameter, click.Argument)
-                help_text = ARGUMENTS[parameter.name or ""] if is_argument else ""
-                text = text if help_text in text else f"{help_text}  {text}".rstrip()
-                sections["Arguments" if is_argument else "Options"].append((name, text))
-        for title, rows in sections.items():
-            if rows:
-                with formatter.section(title):
-                    formatter.write_dl(rows)

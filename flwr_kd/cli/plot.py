@@ -10,7 +10,8 @@ import typer
 
 from flwr_kd import registry
 from flwr_kd.checks import number, whole_number
-from flwr_kd.cli.options import Command, Device, ResultDir, UsageError
+from flwr_kd.cli.help import Command, Group
+from flwr_kd.cli.options import Device, ResultDir, UsageError
 from flwr_kd.results.errors import ResultError
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ __all__ = [
 ]
 
 T = TypeVar("T")
-plots = typer.Typer(help="Draw what a result's runs ended with.", rich_markup_mode=None)
+plots = typer.Typer(cls=Group, help="Draw what a result's runs ended with.", rich_markup_mode=None)
 PlotSeed = Annotated[int | None, typer.Option(help="draw the runs with this seed; the first if not set")]
 PlotOut = Annotated[Path | None, typer.Option(help="the PNG; in RESULT_DIR, named like the plot, if not set")]
 PlotDataDir = Annotated[str | None, typer.Option(help="folder of data files; the result's if not set")]

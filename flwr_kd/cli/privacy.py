@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import Annotated
 
 import typer
+
+from flwr_kd.cli.help import columns
 
 __all__ = ["show_privacy"]
 
@@ -39,6 +42,6 @@ def show_privacy(
         table.add_row(label, value)
     console.print(table)
     for heading, lines in (("It holds if", budget.assumptions), ("Not covered", budget.not_covered)):
-        console.print(f"{heading}:")
+        print(f"{heading}:")
         for line in lines:
-            console.print(f"  - {line}")
+            print(textwrap.fill(line, min(columns(), 100), initial_indent="  - ", subsequent_indent="    "))

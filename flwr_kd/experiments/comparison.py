@@ -31,6 +31,7 @@ from flwr_kd.results import files, provenance
 from flwr_kd.results.schema import Comparison, RunResult
 from flwr_kd.server.records import RoundStats
 from flwr_kd.text import unknown_name
+from flwr_kd.wording import one_comparison
 
 __all__ = ["Plan", "compare", "configs_of", "prepare", "run", "write"]
 
@@ -176,7 +177,7 @@ def prepare(
         versions=versions,
         command=command,
     )
-    files.check_free(folder, force=force or resume)
+    files.check_free(folder, force=force or resume, ways=("force", "resume"))
     plan = Plan(methods, configs, experiments, unfinished, config, versions, command)
     for method, experiment in plan.runs():
         runner.check(experiment.of(method), configs[method.name], method)
@@ -184,6 +185,7 @@ def prepare(
     return plan
 
 
+@one_comparison()
 def run(
     plan: Plan,
     *,

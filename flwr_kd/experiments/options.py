@@ -56,7 +56,7 @@ class DataOptions:
         Maximum number of public samples; 5,000 is FedHEAD's number.
     """
 
-    dataset: str = option("digits", "digits, fashion-mnist, mnist-5k, ..., or csv:PATH")
+    dataset: str = option("digits", "a name of `flwr-kd datasets`, or csv:PATH")
     data_dir: str | None = option(None, "folder of data files")
     limit: int | None = option(None, "number of training samples; all if not set")
     imbalance: float | None = option(
@@ -67,8 +67,8 @@ class DataOptions:
     image_size: int | None = option(None, "pad images to this side")
     public: str | None = option(
         None,
-        "public data of methods that need some; the data set's default if not set; its own name holds a fifth of "
-        "its training part back",
+        "public data of methods that need some: a name of `flwr-kd datasets`; the data set's default if not set; "
+        "its own name holds a fifth of its training part back",
     )
     public_limit: int = option(5000, "maximum number of public samples")
 
@@ -117,12 +117,14 @@ class ExperimentOptions(DataOptions):
 
     partition: str = option(
         "inner-dirichlet:0.1",
-        "iid, dirichlet:ALPHA, inner-dirichlet:ALPHA, pathological:K, ktpfl-1[:MANY], ktpfl-2[:EACH]",
+        "how the data is divided among the clients: a form of `flwr-kd partitions`",
     )
     clients: int = option(10, "number of clients")
     rounds: int = option(10, "number of rounds")
     model: str | None = option(
-        None, "mlp, lenet, cnn, resnet8, ...; a list gives them out in turn; the method's own if not set"
+        None,
+        "a name of `flwr-kd models`, or several separated by commas, given to the clients in turn; the method's "
+        "own if not set",
     )
     feature_dim: int | None = option(None, "size of the representation; the model's own if not set")
     fraction_train: float = option(1.0, "share of the clients drawn per round")

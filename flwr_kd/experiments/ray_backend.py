@@ -20,6 +20,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr_kd.checks import ConfigError
 from flwr_kd.experiments.experiment import Experiment
 from flwr_kd.learning.device import one_thread, resolve_device
+from flwr_kd.wording import option
 
 __all__ = ["run_ray"]
 
@@ -51,7 +52,7 @@ def run_ray(app: ClientApp, experiment: Experiment, serve: Callable[[Grid], None
         import ray
     except ImportError:
         raise ConfigError(
-            "backend ray needs Ray: pip install 'flwr-kd[simulation]', or --backend inline"
+            f"backend ray needs Ray: pip install 'flwr-kd[simulation]', or {option('backend', 'inline')}"
         ) from None
     from flwr.simulation import run_simulation
 

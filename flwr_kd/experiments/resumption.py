@@ -16,6 +16,7 @@ from flwr_kd.experiments import saved_arrays
 from flwr_kd.results import files
 from flwr_kd.results.errors import ResultError, ResultExistsError
 from flwr_kd.results.schema import Comparison, RunResult
+from flwr_kd.wording import option
 
 __all__ = ["FOLDER", "Unfinished"]
 
@@ -89,7 +90,7 @@ class Unfinished:
             If the runs in the folder are of other settings or versions or cannot be read, or if the folder cannot
             be written to.
         """
-        files.check_free(self.directory, force=force or resume)
+        files.check_free(self.directory, force=force or resume, ways=("force", "resume"))
         if resume:
             whole = (self.directory / files.FILE_NAME).exists()
             if (self.path / files.FILE_NAME).exists():
@@ -99,8 +100,8 @@ class Unfinished:
         elif self.path.exists():
             if not force:
                 raise ResultExistsError(
-                    f"{str(self.directory)!r} has an unfinished comparison; go on with --resume, begin anew with "
-                    "--force, or choose another folder"
+                    f"{str(self.directory)!r} has an unfinished comparison; go on with {option('resume')}, "
+                    f"begin anew with {option('force')}, or choose another folder"
                 )
             self.remove()
         try:
@@ -164,7 +165,7 @@ class Unfinished:
             if run.method not in self._models:
                 raise ResultError(
                     f"{str(directory)!r} has runs of {run.method}, which would be lost: add it to the methods, "
-                    "choose another folder, or begin anew with --force"
+                    f"choose another folder, or begin anew with {option('force')}"
                 )
             model = models.get(run.method) if isinstance(models, dict) else models
             wanted = {**self._hyperparameters[run.method], "model": self._models[run.method]}
@@ -186,5 +187,5 @@ class Unfinished:
             if before.get(name) != now.get(name):
                 raise ResultError(
                     f"{str(directory)!r} was made with another {name} ({what}): {before.get(name)!r} there, "
-                    f"{now.get(name)!r} here; choose another folder, or begin anew with --force"
+                    f"{now.get(name)!r} here; choose another folder, or begin anew with {option('force')}"
                 )

@@ -30,6 +30,7 @@ from flwr_kd.results.schema import Comparison, RunResult
 from flwr_kd.server.records import KDResult
 from flwr_kd.server.strategy import MAX_EXAMPLES, KDStrategy
 from flwr_kd.text import unknown_name
+from flwr_kd.wording import Interface, speak
 
 __all__ = [
     "ClientData",
@@ -64,6 +65,7 @@ def experiment(context: Context, clients: int | None = None) -> Experiment:
     ConfigError, DataError
         If a value is not allowed.
     """
+    speak(Interface.APP)
     settings = context.run_config
     own = _own_spec(context)
     return Experiment(
@@ -382,7 +384,7 @@ def output_folder(context: Context) -> Path | None:
     """
     out = _absolute(context, "out")
     if out is not None:
-        check_free(out, force=False)
+        check_free(out, force=False, ways=())
     return out
 
 

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from flwr_kd.files import write_atomically
 from flwr_kd.results.errors import ResultError, ResultExistsError
 from flwr_kd.results.schema import Comparison
+from flwr_kd.wording import option
 
 __all__ = ["FILE_NAME", "check_free", "load", "save"]
 
 FILE_NAME = "result.json"
 """Name of the result inside the directory given to :func:`save`."""
+_WAYS = {"force": "overwrite it", "resume": "add methods or seeds to it"}
 
 
-def check_free(directory: Path, *, force: bool) -> None:
+def check_free(directory: Path, *, force: bool, ways: Sequence[str] = ("force",)) -> None:
     """Check that a result can be saved in a directory, before the work that makes it.
 
     Parameters
@@ -24,6 +27,8 @@ def check_free(directory: Path, *, force: bool) -> None:
         Need not exist.
     force : bool
         Whether an existing result may be overwritten.
+    ways : sequence of str
+        The caller's options for a directory that has a result, for the error.
 
     Raises
     ------
@@ -42,9 +47,8 @@ def check_free(directory: Path, *, force: bool) -> None:
     if target.is_dir():
         raise ResultError(f"directory {str(directory)!r}: {str(target)!r} is itself a directory")
     if os.path.lexists(target) and not force:
-        raise ResultExistsError(
-            f"{str(target)!r} exists; choose another directory, or overwrite it with force"
-        )
+        hints = "".join(f"{_WAYS[name]} with {option(name)}, or " for name in ways)
+        raise ResultExistsError(f"{str(target)!r} exists: {hints}choose another folder")
 
 
 def save(comparison: Comparison, directory: Path, *, force: bool = False) -> Path:

@@ -29,6 +29,7 @@ from flwr_kd.server.run import Run
 from flwr_kd.transport.delivery import pair
 from flwr_kd.transport.payload import MAX_PAYLOAD_BYTES, Payload, PayloadT
 from flwr_kd.transport.template import ArrayTemplate
+from flwr_kd.wording import begin_run
 
 __all__ = ["MAX_EXAMPLES", "KDStrategy"]
 
@@ -368,6 +369,7 @@ class KDStrategy(Strategy, Generic[ConfigT, PayloadT]):
 
     def prepare(self, initial_arrays: ArrayRecord, timeout: float = 3600.0) -> Run:
         """Begin a run, up to the handshakes, and return it: the first step of :meth:`start`."""
+        begin_run()
         self.template = ArrayTemplate.of(initial_arrays)
         if self.sends_weights and not self.template.names:
             raise ConfigError(f"{type(self).__name__} needs initial_arrays: ArrayRecord(model.state_dict())")

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from logging import WARNING
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from flwr.app import ArrayRecord
-from flwr.common.logger import log
 
 from flwr_kd.privacy import noise_std
 from flwr_kd.server.records import NDArray, Node, Outgoing, Reply
 from flwr_kd.server.strategy import KDStrategy
 from flwr_kd.transport.payload import Payload
+from flwr_kd.wording import assignment, warn_once
 
 from ..fedproto.messages import check_counts
 from .config import FedHKDConfig
@@ -45,7 +44,6 @@ class FedHKD(KDStrategy[FedHKDConfig, HyperKnowledge]):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.knowledge: Knowledge | None = None
-        self._warned = False
 
     def accept_node(self, node: Node) -> str | None:
         """Refuse a client whose model, number of classes or number of features differs from the others'."""
@@ -111,18 +109,17 @@ class FedHKD(KDStrategy[FedHKDConfig, HyperKnowledge]):
             )
 
     def _warn_of_noise(self, counts: NDArray) -> None:
-        if self._warned or self.config.noise == "none" or not counts.size:
+        if self.config.noise == "none" or not counts.size:
             return
         std = noise_std(counts.astype(np.float64), self.config.clip, self.config.sigma)
         if std.max() > _DROWNING:
-            self._warned = True
-            log(
-                WARNING,
-                "few samples per class: the noise on the representations has a standard deviation of %.2f to "
-                "%.2f per element (%d to %d samples), far above the 0.16 of the paper's setting; "
-                "--set noise=none or noise='none' disables it",
+            warn_once(
+                "few samples per class: FedHKD's noise on the representations has a standard deviation of %.2f to "
+                "%.2f per element (classes of %d to %d samples at a client), far above the 0.16 of the paper's "
+                "setting, so they carry little knowledge; %s disables the noise",
                 std.min(),
                 std.max(),
                 counts.max(),
                 counts.min(),
+                assignment("noise", "none"),
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
 from pathlib import Path
@@ -16,11 +17,34 @@ from tests.cli.commands import SMALL, Command
 
 def test_version_and_help(command: Command) -> None:
     assert command("--version") == (0, f"flwr-kd {__version__}\n", "")
-    for args in ((), ("--help",)):
+    for args in ((), ("--help",), ("-h",)):
         code, out, err = command(*args)
         assert (code, err) == (0, "")
         assert all(name in out for name in ("methods", "simulate", "compare", "privacy"))
         assert len(out.splitlines()) > 5
+
+
+@pytest.mark.parametrize("words", ["methods ktpfl", "datasets", "models"])
+def test_a_code_page_without_a_letter_is_no_error(
+    command: Command, monkeypatch: pytest.MonkeyPatch, words: str
+) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
+    assert command(*words.split()).code == 0
+    sys.stdout.flush()
+    assert b"?" in written.getvalue()
+
+
+@pytest.mark.parametrize(
+    "words", ["", "simulate", "compare", "methods fedhyb-star", "partitions", "privacy", "plot"]
+)
+def test_help_and_lists_fit_into_60_columns(
+    command: Command, monkeypatch: pytest.MonkeyPatch, words: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    code, out, err = command(*words.split(), *([] if " " in words or words == "partitions" else ["-h"]))
+    assert (code, err) == (0, "")
+    assert max(map(len, out.splitlines())) <= 60
 
 
 @pytest.mark.program
@@ -41,6 +65,13 @@ MISTAKES = [
     (["simulate", "fedhdk"], ["unknown method 'fedhdk'", "did you mean 'fedhkd'", "fedavg, feddf, feddkc-kkr"]),
     (["compare", "fedavg", "fedprx"], ["unknown method 'fedprx'", "fedprox"]),
     (["methods", "nope"], ["unknown method 'nope'", "fedavg"]),
+    (["methods", "FedHKD*"], ["did you mean 'fedhkd-star'"]),
+    (["compare", "KT-pFL"], ["did you mean 'ktpfl'"]),
+    (["simulate", "fedavg", "--dataset", "cifar-10"], ["did you mean 'cifar10'"]),
+    (["simulate", "fedavg", "--partition", "Dirichlet:0.5"], ["did you mean 'dirichlet:ALPHA'"]),
+    (["simulate", "fedavg", "--model", "ResNet-8"], ["did you mean 'resnet8'"]),
+    (["simulate", "fedavg", "--set", "Learning_Rate=1"], ["did you mean 'learning-rate'"]),
+    (["simulate", "fedavg", "--data_dir", "x"], ["did you mean '--data-dir'", "see `flwr-kd simulate --help`"]),
     (["simulate", "fedavg", "--dataset", "digit"], ["'digit'", "digits", "fashion-mnist"]),
     (["simulate", "fedavg", "--dataset", "csv:/no/such.csv"], ["/no/such.csv"]),
     (["simulate", "fedavg", "--model", "lenett"], ["unknown model 'lenett'", "lenet", "resnet8"]),
@@ -52,12 +83,13 @@ MISTAKES = [
     (["simulate", "fedavg", "--clients", "99999"], ["99999"]),
     (["simulate", "fedavg", "--rounds", "0"], ["rounds", "from 1", "0"]),
     (["simulate", "fedavg", "--rounds", "two"], ["rounds", "two"]),
-    (["simulate", "fedavg", "--round", "2"], ["--round", "--rounds"]),
+    (["simulate", "fedavg", "--round", "2"], ["'--round' (did you mean '--rounds'?)"]),
     (["simulate", "fedavg", "--fraction-train", "1.5"], ["fraction-train", "(0, 1]", "1.5"]),
     (["simulate", "fedavg", "--backend", "dask"], ["unknown backend 'dask'", "ray, inline"]),
     (["simulate", "fedavg", "--device", "tpu"], ["device", "'tpu'", "cpu"]),
     (["simulate", "fedavg", "--seeds", "1,x"], ["seeds", "1,x"]),
-    (["simulate", "fedavg", "--seed", "-1"], ["seeds", "-1"]),
+    (["simulate", "fedavg", "--seed", "-1"], ["seed must be a whole number from 0, got -1"]),
+    (["simulate", "fedavg", "--seed", "1", "--seeds", "0,2"], ["either --seed or --seeds", "1", "0,2"]),
     (["simulate", "fedavg", "--limit", "0"], ["limit", "0"]),
     (["simulate", "fedavg", "--attack", "nan"], ["attack 'nan' needs attackers from 1, got 0"]),
     (["compare", "fedavg", "--attackers", "2"], ["attackers=2 needs an attack, one of label-flip[:TARGET]"]),
@@ -82,7 +114,7 @@ MISTAKES = [
     (["compare", "fedavg", "fedhkd", "--set", "gama=1"], ["unknown hyper-parameter 'gama'", "gamma"]),
     (["compare", "fedavg", "fedhkd", "--set", "gamma=-1"], ["gamma must be >= 0"]),
     (["simulate"], ["METHOD"]),
-    (["simulat", "fedavg"], ["simulat"]),
+    (["simulat", "fedavg"], ["unknown command 'simulat' (did you mean 'simulate'?)", "see `flwr-kd --help`"]),
     (["privacy", "--sigma", "-1"], ["sigma", "above 0", "-1"]),
     (["privacy", "--delta", "2"], ["delta", "(0, 1)", "2"]),
     (["plot", "tnse", "."], ["tnse"]),
@@ -109,6 +141,7 @@ def test_a_mistake_is_reported_in_one_line(
     assert out == ""
     assert err.startswith("flwr-kd: ")
     assert len(err.splitlines()) == 1
+    assert err.lower().count("did you mean") <= 1
     for part in parts:
         assert part in err
     assert list(tmp_path.iterdir()) == []
@@ -162,6 +195,9 @@ def test_an_interrupt_exits_with_130(command: Command, monkeypatch: pytest.Monke
         "simulate",
         "compare",
         "methods",
+        "datasets",
+        "models",
+        "partitions",
         "privacy",
         "plot tsne",
         "plot landscape",

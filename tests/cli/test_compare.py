@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from flwr.common.logger import FLOWER_LOGGER
 
 from flwr_kd import registry
 from flwr_kd.experiments import runner
@@ -47,6 +48,16 @@ def test_simulate_writes_a_result_and_curves(command: Command, tmp_path: Path) -
     assert read.runs[0].rounds[-1].local_accuracy == local
 
 
+def test_a_warning_is_written_once_in_the_words_of_the_command(
+    command: Command, flower_log: list[str]
+) -> None:
+    assert command("simulate", "fedhkd", *SMALL, "--seeds", "0,1").code == 0
+    (warning,) = flower_log
+    assert "few samples per class" in warning
+    assert "--set noise=none disables" in warning
+    assert not FLOWER_LOGGER.handlers[0].colored  # type: ignore[attr-defined]
+
+
 def test_the_result_is_under_runs_if_no_folder_is_named(command: Command, tmp_path: Path) -> None:
     assert command("simulate", "fedavg", *SMALL).code == 0
     assert (tmp_path / "runs" / "fedavg" / "result.json").exists()
@@ -64,7 +75,8 @@ def test_a_result_that_is_there_is_not_overwritten(
     assert code == 2
     assert len(err.splitlines()) == 1
     assert "exists" in err
-    assert "force" in err
+    assert "--force" in err
+    assert "--resume" in err
     assert there.read_text() == "precious"
     assert command("simulate", "fedavg", *SMALL, "--out", "there", "--force").code == 0
     assert json.loads(there.read_text())["runs"][0]["method"] == "fedavg"

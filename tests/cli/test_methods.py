@@ -10,13 +10,23 @@ from flwr_kd import registry
 from tests.cli.commands import Command
 
 
-def test_methods_are_listed(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "400")  # wide enough for each method to have one line
+@pytest.mark.parametrize("columns", ["60", "80", None])
+def test_methods_are_listed_one_a_line(
+    command: Command, monkeypatch: pytest.MonkeyPatch, columns: str | None
+) -> None:
+    if columns is None:
+        monkeypatch.delenv("COLUMNS")
+    else:
+        monkeypatch.setenv("COLUMNS", columns)
     code, out, err = command("methods")
     assert (code, err) == (0, "")
-    for name, method in registry.methods().items():
-        assert name in out
-        assert method.exchanged in out
+    _, *lines = out.splitlines()
+    assert [line.split()[0] for line in lines] == list(registry.methods())
+    if columns is None:  # a pipe
+        exchanged = [method.exchanged for method in registry.methods().values()]
+        assert all(line.endswith(text) for line, text in zip(lines, exchanged, strict=True))
+    else:
+        assert max(map(len, out.splitlines())) == int(columns)
 
 
 def test_methods_as_json(command: Command) -> None:
