@@ -16,6 +16,7 @@ __all__ = [
     "checked",
     "is_whole_number",
     "number",
+    "plain_number",
     "read_number",
     "read_whole_number",
     "share",
@@ -185,13 +186,31 @@ def read_number(
     Traceback (most recent call last):
     flwr_kd.ConfigError: ALPHA must be a finite number above 0, got '-1'
     """
-    try:
-        parsed = float(text)
-    except ValueError:
-        parsed = math.nan
+    parsed = _read_float(text)
     if not _lies_in(parsed, low, high, open_low, open_high):
         raise error(f"{name} must be {_interval(low, high, open_low, open_high)}, got {shown(text)}")
     return parsed
+
+
+def plain_number(text: str) -> float | None:
+    """Return the finite number that a text is, written with the digits 0 to 9, or None.
+
+    >>> plain_number("-1.5e3"), plain_number("1_0"), plain_number("inf"), plain_number("0x1F")
+    (-1500.0, None, None, None)
+    """
+    value = _read_float(text)
+    return value if math.isfinite(value) else None
+
+
+def _read_float(text: str) -> float:
+    """Return the number that a text is, or nan."""
+    # float() alone would also read "1_0" and the digits of other scripts.
+    if not text.isascii() or "_" in text:
+        return math.nan
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
 
 
 def _shown(value: object) -> str:

@@ -18,10 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flwr_kd.checks import DataError, is_whole_number
+from flwr_kd.checks import DataError, is_whole_number, plain_number
 from flwr_kd.data._base import AnyArray, ArrayDataset, Bundle, require
+from flwr_kd.data._csv import read_table
 from flwr_kd.data._images import ImageSpec, adapt
-from flwr_kd.data._tables import read_table
 from flwr_kd.data.partitioning import split, stratified
 from flwr_kd.seeding import derive_seed, numpy_generator
 from flwr_kd.text import first_line, unknown_name
@@ -126,11 +126,8 @@ class DataSpec:
         name = _normal(name)
         if name in self.classes:
             return self.classes.index(name)
-        try:
-            number = float(name)
-        except ValueError:
-            return None
-        whole = str(int(number)) if number.is_integer() else ""
+        number = plain_number(name)
+        whole = str(int(number)) if number is not None and number.is_integer() else ""
         return self.classes.index(whole) if whole in self.classes else None
 
 
@@ -342,7 +339,7 @@ def _table(path: Path, spec: DataSpec, *, labelled: bool = True) -> tuple[Tensor
             f"{spec.shape_text!r}"
         )
     (columns,) = spec.input_shape
-    table = read_table(path, unlabelled=None if labelled else columns)
+    table = read_table(path, unlabelled=None if labelled else columns, classes=spec.classes)
     if table.features.shape[1] != columns:
         raise DataError(
             f"{str(path)!r} has {table.features.shape[1]} columns beside the label, input-shape is {columns}"
@@ -352,10 +349,10 @@ def _table(path: Path, spec: DataSpec, *, labelled: bool = True) -> tuple[Tensor
     if not bool(torch.isfinite(x).all()):
         raise DataError(f"{str(path)!r} has numbers beyond the range of float32, ±3.4e38")
     labels = []
-    for cell in table.labels if labelled else ():
+    for sample, cell in enumerate(table.labels if labelled else ()):
         label = spec.index(cell)
         if label is None:
-            raise DataError(f"{table.where}: {unknown_name('class', cell, spec.classes)}")
+            raise DataError(f"{table.where_of(sample)}: {unknown_name('class', cell, spec.classes)}")
         labels.append(label)
     return x, labels
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -89,6 +90,111 @@ def test_csv_path_relative_to_data_dir(tmp_path: Path) -> None:
     bundle = load("csv:x.csv", data_dir=str(tmp_path))
     assert bundle.name == "csv:x.csv"
     assert len(bundle.train) == 60
+
+
+BODY = [f"{i * 0.37:.2f},{i % 5},{'abc'[i % 3]}" for i in range(30)]
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        # What pandas and R write with their defaults.
+        (
+            [",f,g,label", *(f"{i},{row}" for i, row in enumerate(BODY))],
+            r"first column has no name.*index=False",
+        ),
+        (['"","f","label"', '"1",2,"a"', '"2",3,"b"'], r"first column has no name.*row\.names=FALSE"),
+        ([",0,1", "0,0.5,1", "1,0.7,2"], r"first column has no name"),
+        (
+            ["Unnamed: 0,f,g,label", *(f"{i},{row}" for i, row in enumerate(BODY))],
+            r"first column has no name",
+        ),
+        (["index,f,label", "0,2,a", "1,3,b"], r"column 'index' numbers the rows.*index=False"),
+        (
+            ["Id,f,g,label", *(f"{i * 7 % 30},{row}" for i, row in enumerate(BODY))],
+            r"column 'Id' numbers the rows",
+        ),
+        (["0,1,2", *BODY], r"row 1: 0, 1, 2 may be a header of column numbers"),
+        (["0,1,kind", *BODY], r"row 1: 0, 1, kind may be a header of column numbers"),
+        # Columns whose meaning is not certain.
+        (["f,class,Label", *BODY], r"columns 'class' and 'Label', which all name labels"),
+        (["f,f,label", *BODY], r"has the name 'f' twice"),
+        (["f,g,label,", *(f"{row}," for row in BODY)], r"column 3 of the header has no name"),
+        # Numbers that Python or another program reads.
+        (["1_0,2,a", *BODY], r"row 1, column 0: '1_0' is not a finite number"),
+        ([*BODY, "١٠,2,a"], r"row 31, column 0: '١٠' is not a finite number"),
+        ([*BODY, "0x1F,2,a"], r"'0x1F' is not a finite number"),
+        ([*BODY, "1e999,2,a"], r"'1e999' is not a finite number"),
+        (
+            ["f;g;label", "1,5;2;a", "2,5;3;b"],
+            r"row 2, column 'f': '1,5' .*decimals must be written with a point",
+        ),
+        (["1,5;2,5;a", "2,5;3,5;b"], r"may be separated by ',' or ';'"),
+        ([*BODY, "NA,2,a"], r"row 31, column 0: 'NA' is not a finite number \(a missing value: fill it in"),
+        (["1,1", "2,0", "3,1_0"], r"row 3, column 1: the label '1_0' is not a plain number"),
+        (["1,1", "2,0", "3,inf"], r"the label 'inf' is not a plain number"),
+        (["1,9007199254740993", "2,9007199254740995"], r"row 2, .*label 9007199254740995 is beyond"),
+        # Files that are broken, or something else.
+        (["f,g,label", '1,"2,a', *BODY], r"row 32: unexpected end of data; is a quotation mark missing"),
+        (["f,g,label", '1,"2', '3",a', *BODY], r"row 3: a cell goes over several lines"),
+        (["f,g,label", '"' + "1" * 200_000 + '",1,a'], r"field larger than field limit"),
+        (["f,g,label", "1,\0,a"], r"row 2 has a NUL byte"),
+        (["1 2 a", "2 3 b"], r"must be separated by commas, semicolons or tabs"),
+        (["f,label", *["1e300,a", "-1e300,b"] * 9], r"too large to be standardised"),
+    ],
+)
+def test_csv_files_with_more_than_one_meaning_are_refused(
+    tmp_path: Path, lines: list[str], message: str
+) -> None:
+    with pytest.raises(DataError, match=message) as caught:
+        load(write_csv(tmp_path / "x.csv", lines))
+    assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize("cell", ["NA", "", "?", ".", "NaN", "null", "None", "n/a", "#N/A", "<NA>", '" "'])
+def test_a_missing_label_is_no_class(tmp_path: Path, cell: str) -> None:
+    with pytest.raises(DataError, match=r"row 32, column 'label': a row has no label"):
+        load(write_csv(tmp_path / "x.csv", ["f,g,label", *BODY, f"1,2,{cell}"]))
+    assert load(write_csv(tmp_path / "y.csv", [*BODY, "1,2,none", "2,3,none"])).num_classes == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "newline"),
+    [
+        ("\ufeff" + "\n".join(['"f","g","label"', *BODY]), "\n"),
+        ("\n".join(["f,g,kind", *BODY]), "\r\n"),
+        ("\n".join(["f,g,label", "", *BODY, "  "]), "\r"),
+        ("\n".join(["f\tg\tlabel", *BODY]).replace(",", "\t"), "\n"),
+        ("\n".join(BODY).replace(",", ";"), "\n"),
+        ("\n".join('"' + row.replace(",", '", "') + '"' for row in BODY), "\n"),
+    ],
+)
+def test_usual_ways_to_write_csv_are_read_alike(tmp_path: Path, text: str, newline: str) -> None:
+    plain = load(write_csv(tmp_path / "plain.csv", BODY))
+    (tmp_path / "x.csv").write_text(text, newline=newline, encoding="utf-8")
+    bundle = load(f"csv:{tmp_path / 'x.csv'}")
+    assert torch.equal(bundle.train.x, plain.train.x)
+    assert torch.equal(bundle.train.y, plain.train.y)
+
+
+def test_columns_that_may_give_the_labels_away_are_named(tmp_path: Path) -> None:
+    lines = [f"{i},{i * 37 % 30}.5,{i % 3},{'abc'[i % 3]}" for i in range(30)]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        load(write_csv(tmp_path / "x.csv", lines))
+    first, second = (str(warning.message) for warning in caught)
+    assert "column 0 numbers the rows" in first
+    assert "column 2 has one value per class" in second
+
+
+def test_quotation_marks_protect_a_separator(tmp_path: Path) -> None:
+    lines = [f'{i}.5,"{"a;b" if i % 2 else "a,b"}"' for i in range(20)]
+    assert load(write_csv(tmp_path / "x.csv", lines)).num_classes == 2
+
+
+def test_whole_numbers_are_one_class_however_they_are_written(tmp_path: Path) -> None:
+    lines = [f"{i}.5,{['1', '1.0', 'x'][i % 3]}" for i in range(30)]
+    assert load(write_csv(tmp_path / "x.csv", lines)).num_classes == 2
 
 
 @pytest.mark.parametrize(

@@ -262,6 +262,18 @@ def test_labels_may_be_numbers(tmp_path: Path) -> None:
     assert (train.y.tolist(), test.y.tolist()) == ([1, 0, 1], [0])
 
 
+def test_a_class_may_be_named_like_a_missing_value(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("age,code\n0.5,NA\n0.7,NB\n")
+    assert load_test(tmp_path / "a.csv", DataSpec(("NA", "NB"), (1,))).y.tolist() == [0, 1]
+    with pytest.raises(DataError, match=r"row 2, column 'code': a row has no label"):
+        load_test(tmp_path / "a.csv", DataSpec(("A", "NB"), (1,)))
+
+
+def test_labels_of_other_digits_are_no_classes() -> None:
+    spec = DataSpec.parse("10,1", "1")
+    assert [spec.index(label) for label in ("10.0", "1_0", "١٠", "inf")] == [0, None, None, None]
+
+
 # data that is refused
 
 
@@ -402,9 +414,11 @@ def test_folders_that_cannot_be_used(make: Callable[[Path], Path], message: str,
         ("1,2,cat\n1,2\n", r"row 2 has 2 cells, but the first row has 3"),
         (
             "a,b,label\n1,2,cta\n",
-            r"column 'label': unknown class 'cta' \(did you mean 'cat'\?\); valid: cat, dog, owl",
+            r"row 2, column 'label': unknown class 'cta' \(did you mean 'cat'\?\); valid: cat, dog, owl",
         ),
         ("a,b,label\n", r"at least one feature, one label column and one row"),
+        (",a,b,label\n0,1,2,cat\n", r"first column has no name.*index=False"),
+        ('a,b,label\n"' + "1" * 200_000 + '",1,cat\n', r"row 2: field larger than field limit"),
     ],
 )
 def test_tables_that_cannot_be_used(text: str, message: str, tmp_path: Path) -> None:
