@@ -89,6 +89,7 @@ FULL = {
             "model": "cnn",
             "partition": "iid",
             "limit": 2000,
+            "test_limit": 333,
             "public_limit": 4000,
         },
         {"threshold": 0.0},

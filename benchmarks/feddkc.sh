@@ -20,7 +20,7 @@ run() { # NAME METHODS... -- OPTIONS...
 for dataset in "$@"; do
   case $dataset in
     digits) common=(--dataset digits --rounds 20 --set local-epochs=3 --set server-epochs=3) ;;
-    *) common=(--dataset "$dataset" --rounds 10 --limit 2000 --image-size 32) ;;
+    *) common=(--dataset "$dataset" --rounds 10 --limit 2000 --test-limit 333 --image-size 32) ;;
   esac
   for alpha in 0.1 0.5; do
     here=("${common[@]}" --partition "dirichlet:$alpha")

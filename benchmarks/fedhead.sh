@@ -14,7 +14,7 @@ case " $* " in *" text "* | *" table "*) : "${DATA_DIR:?a folder with the files 
 
 common=(--clients 20 --seeds 0,1,2 --backend inline --workers 1 --set local-epochs=5 --set batch-size=32
   --set lr-decay=1 --set weight-decay=1e-4 --set sector-epochs=10 --set server-epochs=10 --public-limit 500)
-images=(--dataset fashion-mnist --limit 2000 --rounds 15 --model lenet)
+images=(--dataset fashion-mnist --limit 2000 --test-limit 333 --rounds 15 --model lenet)
 
 run() { # NAME METHODS... -- OPTIONS...
   local name=$1 methods=()
@@ -38,14 +38,15 @@ for part in "$@"; do
       run largest fedhead -- "${here[@]}" --set leader=largest
       ;;
     held-out)
-      run held-out fedavg feddf fedhead fedhead-plus -- "${images[@]}" --partition dirichlet:0.1 --public fashion-mnist
+      run held-out fedavg feddf fedhead fedhead-plus -- "${images[@]}" --test-limit 417 --partition dirichlet:0.1 \
+        --public fashion-mnist
       ;;
     drift)
       run drift fedavg feddf fedhead fedhead-plus -- "${images[@]}" --partition dirichlet:0.1 --rounds 5 \
         --set local-epochs=20 --set sector-epochs=20 --set server-epochs=20
       ;;
     text)
-      run text fedavg fedhead -- --dataset 20newsgroups-tokens --model bilstm --limit 1000 --clients 4 --rounds 2 \
+      run text fedavg fedhead -- --dataset 20newsgroups-tokens --model bilstm --limit 1000 --test-limit 832 --clients 4 --rounds 2 \
         --seeds 0 --set local-epochs=2 --set sector-epochs=2 --partition dirichlet:1 --data-dir "$DATA_DIR"
       ;;
     table)

@@ -26,7 +26,7 @@ for part in "$@"; do
   case $part in
     digits-10) run "$part" "${all[@]}" -- "${digits[@]}" --clients 10 ;;
     digits-20) run "$part" "${four[@]}" -- "${digits[@]}" --clients 20 ;;
-    fashion-mnist-10) run "$part" "${all[@]}" -- "${images[@]}" --clients 10 --limit 1500 ;;
+    fashion-mnist-10) run "$part" "${all[@]}" -- "${images[@]}" --clients 10 --limit 1500 --test-limit 250 ;;
     gaussian | label-flip)
       for attackers in 2 4; do
         attack=$part
@@ -36,7 +36,7 @@ for part in "$@"; do
       ;;
     tail)
       for factor in 10 100; do
-        run "tail-$factor" "${four[@]}" -- "${images[@]}" --clients 10 --limit 4000 --imbalance "$factor"
+        run "tail-$factor" "${four[@]}" -- "${images[@]}" --clients 10 --limit 4000 --test-limit 667 --imbalance "$factor"
       done
       ;;
   esac

@@ -59,10 +59,11 @@ METHODS = (
 AIMS = {"fedavg": 1.05, "fedhkd": 1.15}
 WORKERS = 2
 PUBLIC = 250
+FASHION: dict[str, Any] = {"dataset": "fashion-mnist", "public_limit": PUBLIC}
 SETTINGS: dict[str, dict[str, Any]] = {
     "small": {"dataset": "digits", "model": "mlp"},
-    "cnn": {"dataset": "fashion-mnist", "model": "cnn", "limit": 13_340, "public_limit": PUBLIC},
-    "large": {"dataset": "fashion-mnist", "model": "resnet18", "limit": 1_000, "public_limit": PUBLIC},
+    "cnn": {**FASHION, "model": "cnn", "limit": 13_340, "test_limit": 2_223},
+    "large": {**FASHION, "model": "resnet18", "limit": 1_000, "test_limit": 167},
 }
 """With a quarter for their tests, clients train on 41, 500 and 37 images."""
 BATCH_SIZE = 64
@@ -109,7 +110,10 @@ def main() -> None:
         if all(earlier.get(key) == value for key, value in head.items()):
             rows = [row for row in earlier["rows"] if row["setting"] not in settings]
     for name in settings:
-        values = {**SETTINGS[name], **({"limit": 4_000} if options.quick and name == "cnn" else {})}
+        values = {
+            **SETTINGS[name],
+            **({"limit": 4_000, "test_limit": 667} if options.quick and name == "cnn" else {}),
+        }
         rows += measured(name, values, options.methods.split(","), repeats, rounds)
         ratio = next(
             (row["ratio"] for row in rows if (row["setting"], row["method"]) == ("cnn", "fedavg")), None

@@ -102,8 +102,8 @@ def run(method: str, clients: int, rounds: int) -> dict[str, Any]:
         partition="iid",
         clients=clients,
         rounds=rounds,
-        # A sixth of what is loaded is the test set.
         limit=PER_CLIENT * clients,
+        test_limit=max(1, round(PER_CLIENT * clients / 6)),
         fraction_train=FRACTION if clients > 10 else 0.2,
         backend="ray",
         workers=2,

@@ -19,7 +19,7 @@ from flwr_kd.checks import DataError
 from flwr_kd.data._base import ArrayDataset, Bundle, as_labels, require
 from flwr_kd.data.augmentation import AUGMENTATIONS, augmentation, random_affine
 from flwr_kd.data.imbalance import long_tail
-from flwr_kd.data.loading import DATASETS, load, load_public, public_name
+from flwr_kd.data.loading import DATASETS, check_data_dir, load, load_public, public_name
 from flwr_kd.data.own import DataSpec, load_own, load_samples, load_test
 from flwr_kd.data.partitioning import PARTITIONS, histogram, partition, split
 
@@ -33,6 +33,7 @@ __all__ = [
     "DataSpec",
     "as_labels",
     "augmentation",
+    "check_data_dir",
     "histogram",
     "load",
     "load_own",

@@ -14,13 +14,14 @@ from flwr_kd import catalogue
 from flwr_kd.checks import DataError, whole_number
 from flwr_kd.data import _images, _tables, _texts
 from flwr_kd.data._base import AnyArray, ArrayDataset, Bundle
+from flwr_kd.data._files import check_data_dir
 from flwr_kd.data._source import Part, Source
 from flwr_kd.data.own import DataSpec, load_samples
 from flwr_kd.data.partitioning import stratified
 from flwr_kd.seeding import numpy_generator
 from flwr_kd.text import unknown_name
 
-__all__ = ["DATASETS", "load", "load_public", "public_name"]
+__all__ = ["DATASETS", "check_data_dir", "load", "load_public", "public_name"]
 
 _LOADERS: dict[str, Callable[[Path | None], Source]] = {
     "digits": _images.digits,
@@ -65,6 +66,7 @@ def load(
     seed: int = 0,
     data_dir: str | None = None,
     limit: int | None = None,
+    test_limit: int | None = None,
     hold_back: bool = False,
 ) -> Bundle:
     """Load a data set.
@@ -95,7 +97,7 @@ def load(
     and standard deviation per channel, which are constants. Texts become TF-IDF features (5,000 words for
     ``20newsgroups``, 1,024 for the others; no English stop words, sublinear counts). Tables are standardised
     per column. Both are fitted on the training part before ``limit`` is applied, so that features have the same
-    meaning with and without it.
+    meaning with and without it. ``limit`` leaves the test set whole.
 
     With ``-tokens`` the rows of a text set are int64 token ids ``[N, L]``: a text's first L words in lower case,
     including stop words, with L = 200 for ``20newsgroups-tokens`` and L = 64 for the others. 0 is padding, at the
@@ -114,22 +116,23 @@ def load(
     cell other than the last is a text. The labels are in the column of that name, otherwise in the last one. They
     may be texts; classes are numbered in sorted order. Tables that may have been meant in another way are refused:
     with missing values (``NA``, ``?`` and the like), columns without a name or with the name of another, several
-    columns of labels, a header of column numbers, or a row index as pandas and R write it. A column that numbers the
-    rows or repeats the labels under another name is used with a warning.
+    columns of labels, a header of column numbers, or a row index as pandas and R write it. A column that numbers
+    the rows or repeats the labels under another name is used with a warning.
 
     Parameters
     ----------
     name : str
         One of :data:`DATASETS`.
     seed : int
-        Determines how sets are divided and which samples ``limit`` keeps.
+        Determines how sets are divided and which samples the limits keep.
     data_dir : str, optional
         Folder in which files are searched and to which downloads go, by default ``flwr-kd`` in the user's cache
         folder. A folder inside it with the set's name, and the folders that torchvision creates, are also
         searched. A relative path of ``csv:PATH`` is searched in the working directory first, then here.
     limit : int, optional
-        Largest number of training samples to keep, with the class mix of all. The test set is reduced by the same
-        share (to at least one sample).
+        Largest number of training samples to keep, with the class mix of all.
+    test_limit : int, optional
+        Largest number of samples of the common test set to keep, with the class mix of all.
     hold_back : bool
         Whether sets that otherwise hold back nothing also hold back a fifth of the training part as public data.
 
@@ -140,8 +143,8 @@ def load(
     Raises
     ------
     DataError
-        If the name is unknown, files are missing or malformed, a download fails, a package is not installed, or
-        ``limit`` is out of range.
+        If the name is unknown, ``data_dir`` is no folder, files are missing or malformed, a download fails, a
+        package is not installed, or a limit is out of range.
 
     Examples
     --------
@@ -149,13 +152,10 @@ def load(
     >>> digits.train.x.shape, digits.num_classes, digits.input_shape
     (torch.Size([100, 1, 8, 8]), 10, (1, 8, 8))
     """
-    limit = None if limit is None else whole_number("limit", limit, 1, error=DataError)
+    limit, test_limit = _checked_limit("limit", limit), _checked_limit("test-limit", test_limit)
     divided = _divide(name, seed, data_dir, hold_back=hold_back)
-    train, test = divided.train, divided.test
-    if limit is not None and limit < len(train):
-        test_size = max(1, round(len(test) * limit / len(train)))
-        test = _limited(test, test_size, seed, "limit-test")
-        train = _limited(train, limit, seed, "limit-train")
+    train = _limited(divided.train, limit, seed, "limit-train")
+    test = _limited(divided.test, test_limit, seed, "limit-test")
     train_x, test_x = divided.encode(train.inputs), divided.encode(test.inputs)
     return Bundle(
         name=name,
@@ -219,7 +219,7 @@ def load_public(
     >>> load_public(None, dataset="digits").x.shape
     torch.Size([359, 1, 8, 8])
     """
-    limit = None if limit is None else whole_number("limit", limit, 1, error=DataError)
+    limit = _checked_limit("limit", limit)
     if isinstance(dataset, DataSpec):
         return _public_of_form(name, dataset, seed, data_dir, limit)
     name = public_name(name, dataset=dataset, data_dir=data_dir)
@@ -232,8 +232,7 @@ def load_public(
         encode = (
             _image_encoder(dataset) if _kind(dataset) == "images" else _divide(dataset, seed, data_dir).encode
         )
-    if limit is not None and limit < len(public):
-        public = _limited(public, limit, seed, "limit-public")
+    public = _limited(public, limit, seed, "limit-public")
     return _dataset(encode(public.inputs), public)
 
 
@@ -254,8 +253,7 @@ def _public_of_form(
         )
     if _kind(name) != "images" or not spec.images:
         raise DataError(f"public must be {allowed} for data of {form}, got {name!r} ({_kind(name)})")
-    part = _source(name, data_dir).pool
-    part = part if limit is None or limit >= len(part) else _limited(part, limit, seed, "limit-public")
+    part = _limited(_source(name, data_dir).pool, limit, seed, "limit-public")
     x = _images.encode_images(part.inputs, spec.image_spec).contiguous()
     return ArrayDataset(x, torch.full((len(x),), -1))
 
@@ -336,7 +334,13 @@ def _take(part: Part, size: int, rng: np.random.Generator, name: str) -> tuple[P
     return part[taken], part[~taken]
 
 
-def _limited(part: Part, size: int, seed: int, purpose: str) -> Part:
+def _checked_limit(name: str, limit: int | None) -> int | None:
+    return None if limit is None else whole_number(name, limit, 1, error=DataError)
+
+
+def _limited(part: Part, size: int | None, seed: int, purpose: str) -> Part:
+    if size is None or size >= len(part):
+        return part
     return part[stratified(part.labels, size, numpy_generator(seed, "data", purpose))]
 
 
@@ -363,6 +367,7 @@ def _check_name(name: object) -> None:
 
 def _source(name: str, data_dir: str | None) -> Source:
     _check_name(name)
+    check_data_dir(data_dir, name)
     if name in _LOADERS:
         return _LOADERS[name](None if data_dir is None else Path(data_dir).expanduser())
     return _tables.read_csv(_csv_path(name, data_dir))

@@ -88,7 +88,8 @@ def _bundle(options: DataOptions, seed: int) -> Bundle:
         return _bundle(replace(options, image_size=None), seed).padded(options.image_size)
     dataset, data_dir, public = options.dataset, options.data_dir, options.public
     hold_back = public is not None and public_name(public, dataset=dataset, data_dir=data_dir) == dataset
-    bundle = load(dataset, seed=seed, data_dir=data_dir, limit=options.limit, hold_back=hold_back)
+    limits = {"limit": options.limit, "test_limit": options.test_limit}
+    bundle = load(dataset, seed=seed, data_dir=data_dir, **limits, hold_back=hold_back)
     if options.validation:
         rows = np.arange(len(bundle.train))
         split_seed = derive_seed(seed, "validation")

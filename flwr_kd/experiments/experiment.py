@@ -12,6 +12,7 @@ from flwr_kd.checks import ConfigError, number, share, whole_number
 from flwr_kd.data import (
     DataSpec,
     augmentation,
+    check_data_dir,
     public_name,
 )
 from flwr_kd.experiments.attacks import ATTACKS, draw_attackers, parse_attack
@@ -60,6 +61,9 @@ class Experiment(ExperimentOptions):
         whole = {"clients": 1, "rounds": 1, "workers": 1, "seed": 0, "public_limit": 1, "attackers": 0}
         for name, least in whole.items():
             whole_number(name, getattr(self, name), least)
+        for name in ("limit", "test_limit"):
+            if getattr(self, name) is not None:
+                whole_number(name.replace("_", "-"), getattr(self, name), 1)
         if self.backend not in BACKENDS:
             raise ConfigError(unknown_name("backend", self.backend, BACKENDS))
         for name in self.models:
@@ -70,6 +74,8 @@ class Experiment(ExperimentOptions):
         share("fraction-train", self.fraction_train, open_low=True)
         if self.imbalance is not None:
             number("imbalance", self.imbalance, 1)
+        if self.own is None:
+            check_data_dir(self.data_dir, self.dataset)
         resolve_device(self.device)
         augmentation(self.augment)
         if self.attack is not None:

@@ -40,7 +40,9 @@ class DataOptions:
     data_dir : str, optional
         Folder of data files.
     limit : int, optional
-        Number of training samples, drawn at random; all if None.
+        Number of training samples, drawn at random; all if None. The common test set stays whole.
+    test_limit : int, optional
+        Number of samples of the common test set, drawn at random; all if None. Without effect on ``validation``.
     imbalance : float, optional
         Cut the training samples to a long tail with this factor, before they are divided among the clients; see
         :func:`flwr_kd.data.long_tail`. Test set and public data keep their class mix.
@@ -58,7 +60,8 @@ class DataOptions:
 
     dataset: str = option("digits", "a name of `flwr-kd datasets`, or csv:PATH")
     data_dir: str | None = option(None, "folder of data files")
-    limit: int | None = option(None, "number of training samples; all if not set")
+    limit: int | None = option(None, "number of training samples; all if not set; the test set stays whole")
+    test_limit: int | None = option(None, "number of samples of the common test set; all if not set")
     imbalance: float | None = option(
         None,
         "cut the training samples to a long tail: largest class over smallest; FedHyb's are 10, 20, 50, 100",

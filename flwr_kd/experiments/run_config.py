@@ -75,6 +75,8 @@ def experiment(context: Context, clients: int | None = None) -> Experiment:
         clients=_whole(context, "min-nodes", 2) if clients is None else clients,
         rounds=_whole(context, "num-server-rounds", 3),
         # A run config has no None; 0 means that nothing is cut.
+        limit=_whole(context, "limit", 0, least=0) or None,
+        test_limit=_whole(context, "test-limit", 0, least=0) or None,
         imbalance=number("imbalance", settings.get("imbalance", 0), 0) or None,
         model=str(settings["model"]),
         seed=_whole(context, "seed", 0, least=0),
@@ -223,10 +225,9 @@ def _own_spec(context: Context) -> DataSpec | None:
             if value := settings.get(name, ""):
                 raise ConfigError(f"{name} is for data of the clients' own: it needs classes, got {value!r}")
         return None
-    if settings.get("imbalance", 0):
-        raise ConfigError(
-            f"imbalance must be 0 with classes: it cuts a data set; got {settings['imbalance']!r}"
-        )
+    for name in ("limit", "test-limit", "imbalance"):
+        if value := settings.get(name, 0):
+            raise ConfigError(f"{name} must be 0 with classes: it cuts a data set; got {value!r}")
     return DataSpec.parse(classes, shape)
 
 

@@ -249,20 +249,27 @@ def test_fedhybs_methods_give_the_numbers_of_the_simulation(
 ) -> None:
     """A value that the method fixes replaces the default that the app lists."""
     shared = {"num_server_rounds": ROUNDS, "min_nodes": CLIENTS, "seed": SEED, "out": str(tmp_path)}
-    context = FEDHYB.context(**FEDHYB.set, **shared, method=name, imbalance=4.0)
+    context = FEDHYB.context(**FEDHYB.set, **shared, method=name, limit=600, test_limit=40, imbalance=4.0)
     grid = InlineGrid(module("fedhyb", "client_app").app, CLIENTS, run_config=context.run_config)
     module("fedhyb", "server_app").main(grid, context)
     method = registry.get(name)
     expected = run(
         method,
-        Experiment(clients=CLIENTS, rounds=ROUNDS, seed=SEED, imbalance=4.0, backend="inline", device="cpu"),
+        Experiment(
+            **{"clients": CLIENTS, "rounds": ROUNDS, "seed": SEED, "backend": "inline", "device": "cpu"},
+            **{"limit": 600, "test_limit": 40, "imbalance": 4.0},
+        ),
         method.config(f"{setting}={value}" for setting, value in FEDHYB.set.items()),
     )
     comparison = files.load(tmp_path)
     (actual,) = comparison.runs
     assert (actual.method, actual.hyperparameters) == (name, expected.hyperparameters)
     assert method.fixed.items() <= {k.replace("-", "_"): v for k, v in actual.hyperparameters.items()}.items()
-    assert comparison.config["imbalance"] == 4.0
+    assert {key: comparison.config[key] for key in ("limit", "test_limit", "imbalance")} == {
+        "limit": 600,
+        "test_limit": 40,
+        "imbalance": 4.0,
+    }
     same_rounds(actual, expected)
 
 

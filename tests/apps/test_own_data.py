@@ -385,6 +385,7 @@ def test_parts_of_a_data_set_take_the_models_in_turn_or_the_one_that_is_named() 
         ),
         ({"test-path": "/x"}, {}, r"test-path is for data of the clients' own: it needs classes, got '/x'"),
         ({**TABLE, "imbalance": 4.0}, {}, r"imbalance must be 0 with classes: it cuts a data set; got 4.0"),
+        ({**TABLE, "test-limit": 4}, {}, r"test-limit must be 0 with classes: it cuts a data set; got 4"),
     ],
 )
 def test_a_node_that_cannot_take_part_says_what_is_missing(

@@ -74,14 +74,16 @@ def test_the_seed_decides_the_parts_and_no_global_state_changes() -> None:
     assert global_state() == before
 
 
-def test_limit_keeps_the_mix_and_the_share_of_the_test_set() -> None:
-    whole, small = load("digits"), load("digits", limit=107)
-    assert (len(small.train), len(small.test)) == (107, 36)
+def test_limits_keep_the_mix_and_cut_one_part_each() -> None:
+    whole, small, coarse = load("digits"), load("digits", limit=107), load("digits", test_limit=36)
+    assert (len(small.train), len(coarse.test)) == (107, 36)
+    assert torch.equal(small.test.x, whole.test.x)
+    assert torch.equal(coarse.train.x, whole.train.x)
     assert rows(small.train) <= rows(whole.train)
-    assert rows(small.test) <= rows(whole.test)
-    counts = torch.bincount(small.train.y)
-    assert counts.max() - counts.min() <= 2
-    assert len(load("digits", limit=1).test) == 1
+    assert rows(coarse.test) <= rows(whole.test)
+    for labels in (small.train.y, coarse.test.y):
+        counts = torch.bincount(labels)
+        assert counts.max() - counts.min() <= 2
     assert len(load("digits", limit=10**9).train) == len(whole.train)
     assert len(load_public(None, dataset="digits", limit=50)) == 50
 
@@ -90,6 +92,8 @@ def test_limit_keeps_the_mix_and_the_share_of_the_test_set() -> None:
 def test_bad_limits_are_named(limit: object) -> None:
     with pytest.raises(DataError, match=r"limit must be a whole number from 1, got"):
         load("digits", limit=limit)  # type: ignore[arg-type]
+    with pytest.raises(DataError, match=r"test-limit must be a whole number from 1, got"):
+        load("digits", test_limit=limit)  # type: ignore[arg-type]
     with pytest.raises(DataError, match=r"limit must be"):
         load_public(None, dataset="digits", limit=limit)  # type: ignore[arg-type]
 
@@ -122,7 +126,7 @@ def test_mnist_5k_is_real_and_stratified() -> None:
 
 @needs_fashion
 def test_fashion_mnist_is_real() -> None:
-    bundle = load("fashion-mnist", limit=3000)
+    bundle = load("fashion-mnist", limit=3000, test_limit=500)
     assert (len(bundle.train), len(bundle.test)) == (3000, 500)
     assert torch.bincount(bundle.train.y).tolist() == [300] * 10
     assert abs(bundle.train.x.mean()) < 0.05

@@ -202,7 +202,8 @@ def test_tokens_are_of_the_same_rows_as_features(tmp_path: Path, name: str) -> N
     data_dir = write_texts(tmp_path, name, train, [f"moon{i} rocket engine{i}" for i in range(6)])
     for seed in (0, 3):
         features, tokens = (
-            load(f"{name}{suffix}", seed=seed, data_dir=data_dir, limit=40) for suffix in ("", "-tokens")
+            load(f"{name}{suffix}", seed=seed, data_dir=data_dir, limit=40, test_limit=5)
+            for suffix in ("", "-tokens")
         )
         held_back = [
             load_public(None, dataset=f"{name}{suffix}", seed=seed, data_dir=data_dir)
