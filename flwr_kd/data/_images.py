@@ -15,6 +15,7 @@ from torch import Tensor
 
 from flwr_kd.checks import DataError
 from flwr_kd.data._base import AnyArray, require
+from flwr_kd.data._files import check_regular
 from flwr_kd.data._source import Part, Source, cache_dir, first_folder
 
 DEBIAN_FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
@@ -97,6 +98,8 @@ def adapt(images: Tensor, shape: tuple[int, int, int], *, pad: bool = True) -> T
 
 def _decode(paths: AnyArray) -> AnyArray:
     loader = require("torchvision.datasets.folder").default_loader
+    for path in paths:
+        check_regular(Path(path))
     images = [np.asarray(loader(path)).transpose(2, 0, 1) for path in paths]
     sizes = {image.shape for image in images}
     if len(sizes) > 1:

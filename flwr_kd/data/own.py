@@ -6,30 +6,26 @@ in :class:`DataSpec`, images are normalised by constants, and tables are used wi
 
 from __future__ import annotations
 
-import os
 import unicodedata
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from flwr_kd.checks import DataError, is_whole_number, plain_number
-from flwr_kd.data._base import AnyArray, ArrayDataset, Bundle, require
+from flwr_kd.data._base import ArrayDataset, Bundle
 from flwr_kd.data._csv import read_table
+from flwr_kd.data._image_files import IMAGE_ENDINGS, check_no_link, decoded, image_files
 from flwr_kd.data._images import ImageSpec, adapt
 from flwr_kd.data.partitioning import split, stratified
 from flwr_kd.seeding import derive_seed, numpy_generator
 from flwr_kd.text import first_line, unknown_name
 
 __all__ = ["IMAGE_ENDINGS", "DataSpec", "load_own", "load_samples", "load_test"]
-
-IMAGE_ENDINGS = (".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
-"""Endings of files that are read as images."""
 
 _TEST_FRACTION = 0.2
 # Constants map [0, 1] to [-1, 1] for all images. Means of a client's images would reveal something of them.
@@ -153,8 +149,9 @@ def load_own(path: str | Path, spec: DataSpec, *, seed: int = 0) -> tuple[ArrayD
     the samples depends only on the names of the files or the rows of the table.
 
     A class folder may have folders inside. Files and folders whose names begin with a dot are ignored; any
-    other file in a class folder must be an image. ``train`` and ``test`` are class folders if they are names of
-    classes.
+    other file in a class folder must be an image of at most 50 million pixels. ``train`` and ``test`` are class
+    folders if they are names of classes. Symbolic links inside the folder are refused, because a sample may be
+    reached twice through them, or without end; ``path`` itself may be one.
 
     Images are converted to grey (luminance) or colour and resized to the shape, whatever their aspect ratio
     (bilinear, antialiased). They are divided by the largest value of the file's format (255, or 65,535 with
@@ -248,7 +245,7 @@ def load_samples(
         _check_exists(path)
         if path.is_dir():
             _check_images(path, spec)
-            files = _image_files(path)
+            files = image_files(path)
             rows = _kept(len(files), limit, seed)
             x = _images([files[row] for row in rows], spec)
         else:
@@ -283,7 +280,9 @@ def _parts(path: Path, spec: DataSpec) -> tuple[Path | None, Path | None]:
 def _part(path: Path, name: str, spec: DataSpec) -> Path | None:
     folder, table = path / name, path / f"{name}.csv"
     candidates = [folder] if folder.is_dir() and name not in spec.classes else []
-    candidates += [table] if table.is_file() else []
+    candidates += [table] if table.exists() and not table.is_dir() else []
+    for candidate in candidates:
+        check_no_link(candidate)
     if len(candidates) > 1:
         raise DataError(f"{str(path)!r} has both {name}/ and {name}.csv; one is expected")
     return candidates[0] if candidates else None
@@ -326,7 +325,7 @@ def _by_class(path: Path, spec: DataSpec) -> tuple[Tensor, list[int]]:
         name = _normal(folder.name)
         if name not in spec.classes:
             raise DataError(f"folder {str(folder)!r}: {unknown_name('class', name, spec.classes)}")
-        images = _image_files(folder)
+        images = image_files(folder)
         files += images
         labels += [spec.classes.index(name)] * len(images)
     return _images(files, spec), labels
@@ -358,26 +357,10 @@ def _table(path: Path, spec: DataSpec, *, labelled: bool = True) -> tuple[Tensor
 
 
 def _folders(path: Path) -> list[Path]:
-    return sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
-
-
-def _image_files(folder: Path) -> list[Path]:
-    """Return all files below a folder, in the order of their names; raise DataError if one is not an image."""
-
-    def fail(error: OSError) -> None:
-        raise error
-
-    files: list[Path] = []
-    for root, folders, names in os.walk(folder, onerror=fail, followlinks=True):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for name in sorted(name for name in names if not name.startswith(".")):
-            file = Path(root, name)
-            if file.suffix.lower() not in IMAGE_ENDINGS:
-                raise DataError(
-                    f"the file {str(file)!r} is not an image; names of images end in {', '.join(IMAGE_ENDINGS)}"
-                )
-            files.append(file)
-    return files
+    folders = sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    for folder in folders:
+        check_no_link(folder)
+    return folders
 
 
 def _kept(count: int, limit: int | None, seed: int) -> Sequence[int]:
@@ -397,43 +380,9 @@ def _images(files: Sequence[Path], spec: DataSpec) -> Tensor:
     channels, height, width = spec.input_shape
     images = torch.empty(len(files), channels, height, width)
     for row, file in enumerate(files):
-        image = adapt(_decoded(file)[None], (channels, height, width), pad=False)
+        image = adapt(decoded(file)[None], (channels, height, width), pad=False)
         images[row] = (image[0] - _MEAN) / _STD
     return images
-
-
-def _decoded(file: Path) -> Tensor:
-    """Return an image ``[1 or 3, H, W]`` in [0, 1]."""
-    library = require("PIL.Image")
-    try:
-        with library.open(file) as image:
-            # The further images of a camera's MPO are previews. In other files they are pages of equal rank.
-            frames = 1 if image.format == "MPO" else getattr(image, "n_frames", 1)
-            if frames > 1:
-                raise DataError(f"the image {str(file)!r} has {frames} pages or frames, expected one")
-            pixels = _pixels(image)
-    except DataError:
-        raise
-    except Exception as error:  # the library's exceptions depend on the file's format
-        raise DataError(f"the image {str(file)!r} cannot be read: {first_line(error)}") from error
-    if pixels is None:
-        raise DataError(
-            f"the image {str(file)!r} has values of 32 bits, whose range is not known; save it with 8 or 16"
-        )
-    return torch.from_numpy(pixels)
-
-
-def _pixels(image: Any) -> AnyArray | None:
-    """Return float32 ``[1 or 3, H, W]`` in [0, 1]; None if the largest possible value is unknown."""
-    # Values of 16 bits are read without conversion, because the library's conversion clips them at 255. It reads
-    # those of a PNM, and in older versions those of a PNG, into 32 bits.
-    if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
-        return (np.asarray(image)[None] / 65535).astype(np.float32)
-    if image.mode in ("I", "F"):
-        return None
-    if image.mode in ("1", "L", "LA"):
-        return (np.asarray(image.convert("L"))[None] / 255).astype(np.float32)
-    return (np.asarray(image.convert("RGB")).transpose(2, 0, 1) / 255).astype(np.float32)
 
 
 # ---------------------------------------------------------------------- names, shapes, errors

@@ -325,6 +325,37 @@ def dangling(root: Path) -> Path:
     return root
 
 
+def pipe(root: Path) -> Path:
+    os.mkfifo(animals(root, cat=2) / "cat" / "b.png")
+    return root
+
+
+def huge(root: Path) -> Path:
+    Image.new("1", (10_000, 5_001)).save(animals(root, cat=2) / "cat" / "b.png")
+    return root
+
+
+def link_to_itself(root: Path) -> Path:
+    os.symlink(root, animals(root, cat=2) / "cat" / "again")
+    return root
+
+
+def link_out(root: Path) -> Path:
+    outside = paint(root / "outside" / "a.png")
+    os.symlink(outside, animals(root / "data", cat=2) / "cat" / "b.png")
+    return root / "data"
+
+
+def linked_class(root: Path) -> Path:
+    os.symlink("cat", animals(root, cat=2) / "dog")
+    return root
+
+
+def postscript(root: Path) -> Path:
+    Image.new("L", (4, 4)).save(animals(root, cat=2) / "cat" / "b.png", format="EPS")
+    return root
+
+
 def volume(root: Path) -> Path:
     (root / "cat").mkdir()
     pages = [Image.new("L", (4, 4)) for _ in range(3)]
@@ -382,6 +413,12 @@ def file(root: Path) -> Path:
         (broken, r"the image '.*/cat/a\.png' cannot be read: "),
         (not_an_image, r"the image '.*/cat/b\.png' cannot be read: cannot identify image file"),
         (dangling, r"the image '.*/cat/b\.png' cannot be read: .*No such file"),
+        (pipe, r"'.*/cat/b\.png' cannot be read: it is a named pipe"),
+        (huge, r"b\.png' has 10,000 x 5,001 pixels, at most 50,000,000 are read"),
+        (link_to_itself, r"'.*/cat/again' is a symbolic link to '.*'; .* \(cp -rl\)"),
+        (link_out, r"'.*/cat/b\.png' is a symbolic link to '.*/outside/a\.png'"),
+        (linked_class, r"'.*/dog' is a symbolic link to 'cat'"),
+        (postscript, r"the image '.*/cat/b\.png' cannot be read: cannot identify image file"),
         (volume, r"the image '.*/cat/a\.tif' has 3 pages or frames, expected one"),
         (floats, r"the image '.*/cat/a\.tiff' has values of 32 bits, .* save it with 8 or 16"),
         (only_test, r"has a test part, but neither train/ nor train\.csv"),
@@ -427,6 +464,19 @@ def test_tables_that_cannot_be_used(text: str, message: str, tmp_path: Path) -> 
     with pytest.raises(DataError, match=message) as caught:
         load_own(path, TABLE)
     assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("load", [load_own, load_test, load_samples])
+def test_a_device_or_a_pipe_is_no_table(load: Callable[..., object], tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.csv")
+    for path, kind in ((tmp_path / "a.csv", "named pipe"), (Path("/dev/zero"), "device")):
+        with pytest.raises(DataError, match=rf"'{path}' cannot be read: it is a {kind}"):
+            load(path, TABLE)
+
+
+def test_a_folder_may_be_reached_by_a_link(tmp_path: Path) -> None:
+    os.symlink(animals(tmp_path / "data", cat=2, dog=2), tmp_path / "link")
+    assert load_test(tmp_path / "link", GREY).y.tolist() == [0, 0, 1, 1]
 
 
 def test_a_folder_is_no_table_and_bytes_are_no_text(tmp_path: Path) -> None:
