@@ -19,7 +19,7 @@ COVERAGE := -n 4 --mutations 500 --ignore=tests/deploy --cov=flwr_kd --cov=strat
 .PHONY: help install demo quick test test-slow test-oldest test-newest coverage results pages lint style types check clean
 
 help:
-	@echo "make demo         install, then federate FedHKD on digits over 10 clients: table, plot, JSON"
+	@echo "make demo         install, then compare FedAvg and FedProto on digits over 10 clients: table, plot, JSON"
 	@echo "make quick        tests within the process, one variant of each method: under 3 minutes on 2 cores"
 	@echo "make test         all tests but the slow ones: under 12 minutes on 2 cores"
 	@echo "make test-slow    slow tests and long fuzzing: under 25 minutes on 2 cores"
@@ -45,7 +45,7 @@ $(STAMP): pyproject.toml setup.py | $(BIN)/uv
 	touch $@
 
 demo: install
-	$(BIN)/flwr-kd simulate fedhkd --dataset digits --clients 10 --rounds 10 --out runs/demo --force
+	$(BIN)/flwr-kd compare fedavg fedproto --dataset digits --clients 10 --rounds 20 --seeds 0 --out runs/demo --force
 
 quick: install
 	$(call pytest,$(VENV),$(QUICK))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import io
 import itertools
 import json
 import re
@@ -21,13 +22,15 @@ from typing import Any
 
 import bytes as bytes_program
 import numpy as np
+import remake
 import scale as scale_program
-from accuracy import PARTS, TARGET
+from accuracy import DIGITS, FASHION, PARTS, SETTINGS, TARGET
 from PIL import Image
+from rich.console import Console
 
 from flwr_kd import registry
 from flwr_kd.plotting.style import palette
-from flwr_kd.results import files
+from flwr_kd.results import files, table
 from flwr_kd.results.schema import Comparison, RunResult
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -141,9 +144,15 @@ def side_by_side() -> str:
             cells += [sent, seconds]
         rows.append(cells)
     header = ["method", *(f"{name} {what}" for name in ("digits:", "Fashion-MNIST:") for what in HEADER)]
-    return markdown(header, rows)
+    return f"{markdown(header, rows)}\n\n{ACCURACY} {made_with('accuracy')}"
 
 
+LOCAL_TRAINING = dict(text.split("=") for text in SETTINGS)
+ACCURACY = (
+    f"10 clients; digits: {DIGITS['rounds']} rounds of the MLP; Fashion-MNIST: {FASHION['rounds']} rounds of LeNet "
+    f"on {FASHION['limit']:,} training and {FASHION['test_limit']} test images (FedGKT and FedDKC have their own "
+    f"models); {LOCAL_TRAINING['local-epochs']} local epochs, batches of {LOCAL_TRAINING['batch-size']}."
+)
 HEADER = ("local %", "global %", "MB to 85 %", "s to 85 %")
 
 
@@ -184,7 +193,7 @@ def of_methods(*names: str) -> str:
         "MB to it",
         "s to it",
     )
-    return markdown(header, rows)
+    return f"{markdown(header, rows)}\n\n{ACCURACY} {made_with('accuracy')}"
 
 
 def overhead() -> str:
@@ -241,12 +250,46 @@ def named(lines: list[list[str]]) -> str:
 
 
 def made_with(name: str) -> str:
-    """Say what a result was measured with."""
-    path = RESULTS / name
-    rows = loaded(path.name).versions if path.is_dir() else document(name)["versions"]
-    packages = ", ".join(f"{each} {rows[each]}" for each in ("flwr", "torch", "ray", "numpy", "python"))
-    machine = f"{rows['machine']}, {rows['processor']}, {rows['cores']} cores"
-    return f"Commit `{rows['commit']}`, {packages}; {machine}."
+    """Say by which command, and with which versions, a result was measured.
+
+    A name may also be that of a folder of results, or with a hyphen at its end the beginning of several names.
+    """
+    if name.endswith("-"):
+        paths = sorted(RESULTS.glob(f"{name}*.json"))
+    else:
+        single = RESULTS / f"{name}.json"
+        paths = [single] if single.exists() else sorted((RESULTS / name).glob("*/result.json"))
+    versions = [json.loads(path.read_text(encoding="utf-8"))["versions"] for path in paths]
+
+    def all_of(key: str) -> str:
+        return " and ".join(sorted({each[key] for each in versions if key in each}))
+
+    packages = ", ".join(
+        f"{key} {all_of(key)}" for key in ("flwr-kd", "flwr", "torch", "ray", "numpy", "python")
+    )
+    commits = all_of("commit")
+    commit = f" at commit `{commits.replace(' and ', '`, `')}`" if commits else ""
+    machine = ", ".join(text for text in (all_of("machine"), all_of("processor")) if text)
+    if cores := all_of("cores"):
+        machine += f", {cores} cores"
+    return f"Measured by `{command_of(name)}`{commit} with {packages}; {machine}."
+
+
+def command_of(name: str) -> str:
+    """Return the benchmark that makes a result."""
+    family = remake.family(name if name in remake.PROGRAMS else f"{name}.json")
+    if family in remake.PROGRAMS:
+        return f"python benchmarks/{remake.PROGRAMS[family][0]}"
+    script = remake.SEARCH_SCRIPT if family == remake.SEARCH else remake.SCRIPTS[str(family)]
+    return f"benchmarks/{script}.sh"
+
+
+def printed(name: str) -> str:
+    """Return the table that a command prints at its end."""
+    written = io.StringIO()
+    Console(file=written, width=80).print(table.table(files.load(RESULTS / f"{name}.json")))
+    lines = [line.rstrip() for line in written.getvalue().splitlines() if line.strip()]
+    return "\n".join(["```text", *lines, "```"])
 
 
 TABLES: dict[str, Callable[..., str]] = {
@@ -258,6 +301,7 @@ TABLES: dict[str, Callable[..., str]] = {
     "scale": scale,
     "growth": growth,
     "made-with": made_with,
+    "printed": printed,
 }
 
 

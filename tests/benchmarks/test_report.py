@@ -5,12 +5,16 @@ from __future__ import annotations
 import importlib
 import json
 import re
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from flwr_kd import registry
+from flwr_kd.results import files
 from flwr_kd.results.schema import RoundResult, RunResult
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,6 +41,29 @@ def test_pages_and_picture_show_what_was_measured(
         for name in re.findall(r"<!-- results: (\S+)", page.read_text("utf-8"))
     }
     assert names == set(report.TABLES)
+
+
+def test_the_readmes_first_table_is_that_of_its_first_command() -> None:
+    (block, *_) = re.findall(r"```sh\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), flags=re.S)
+    result = files.load(ROOT / "benchmarks" / "results" / "readme-first.json")
+    assert f"{block.splitlines()[-1]} --out runs/readme/first" == result.command
+    down_and_up = [sum(row[f"bytes_{way}"]["mean"] for way in ("up", "down")) for row in result.summary()]
+    assert down_and_up[0] > 40 * down_and_up[1]
+
+
+@pytest.mark.slow
+def test_the_readmes_first_command_gives_the_numbers_shown(tmp_path: Path) -> None:
+    """To two points: other versions and machines differ in the last digits, which training multiplies."""
+    shown = files.load(ROOT / "benchmarks" / "results" / "readme-first.json")
+    options = ["--backend", "inline", "--workers", "1", "--no-arrays", "--out", str(tmp_path)]
+    words = [*shlex.split(shown.command)[1:-2], *options]
+    done = subprocess.run(
+        [sys.executable, "-m", "flwr_kd.cli", *words], capture_output=True, text=True, timeout=900
+    )
+    assert (done.returncode, done.stderr) == (0, "")  # no warning
+    for row, now in zip(shown.summary(), files.load(tmp_path).summary(), strict=True):
+        for kind in ("local_accuracy", "global_accuracy"):
+            assert now[kind]["mean"] == (row[kind]["mean"] and pytest.approx(row[kind]["mean"], abs=0.02))
 
 
 def test_a_page_that_is_old_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,6 +138,7 @@ def test_what_is_missing_is_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         "fedhead-a.json",
         "fedhkd-digits-a.json",
         "ktpfl-a.json",
+        "readme-first.json",
     ):
         (tmp_path / "results" / name).write_text("{}")
     (tmp_path / "results" / "slim.json").unlink()
