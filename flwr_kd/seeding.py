@@ -8,15 +8,24 @@ from __future__ import annotations
 
 import hashlib
 import operator
+import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-__all__ = ["derive_seed", "forked_global_rng", "numpy_generator", "torch_generator"]
+__all__ = [
+    "PrivateRandomness",
+    "derive_seed",
+    "forked_global_rng",
+    "numpy_generator",
+    "seed_of_state",
+    "torch_generator",
+]
 
 _LOCK = threading.RLock()
 
@@ -41,6 +50,79 @@ def torch_generator(seed: int, *purpose: int | str) -> torch.Generator:
 def numpy_generator(seed: int, *purpose: int | str) -> np.random.Generator:
     """Return a separate generator of NumPy for one purpose."""
     return np.random.default_rng(derive_seed(seed, *purpose))
+
+
+def seed_of_state(generator: torch.Generator) -> int:
+    """Return a seed that depends on a generator's state, which does not change.
+
+    >>> seed_of_state(torch_generator(0, "order")) == seed_of_state(torch_generator(0, "order"))
+    True
+    """
+    state = generator.get_state().numpy().tobytes()
+    return int.from_bytes(hashlib.blake2b(state, digest_size=8).digest(), "big") >> 1
+
+
+class PrivateRandomness:
+    """Random numbers for a user's code that draws from the global generators, apart from everybody else's.
+
+    Within :meth:`active` the global generators of torch (on the CPU), NumPy and Python have states of their own,
+    which begin with the seed and go on from block to block. At the end of a block the caller's states are put back.
+    All threads share the global generators, so one block runs at a time.
+
+    Parameters
+    ----------
+    seed : int
+        Any of :func:`derive_seed`.
+    others : sequence of torch.Generator
+        The user's own generators, for which the same holds.
+
+    Examples
+    --------
+    >>> randomness = PrivateRandomness(0)
+    >>> with randomness.active():
+    ...     first = random.random()
+    >>> with PrivateRandomness(0).active():
+    ...     random.random() == first
+    True
+    """
+
+    def __init__(self, seed: int, others: Sequence[torch.Generator] = ()) -> None:
+        self._seed, self._others = seed, tuple(others)
+        self._states: tuple[Any, ...] | None = None
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Let the global generators be these within the block."""
+        with _LOCK:
+            before = self._read()
+            try:
+                if self._states is None:
+                    self._begin()
+                else:
+                    self._write(self._states)
+                yield
+            finally:
+                self._states = self._read()
+                self._write(before)
+
+    def _begin(self) -> None:
+        random.seed(derive_seed(self._seed, "python"))
+        np.random.seed(derive_seed(self._seed, "numpy") % 2**32)  # noqa: NPY002
+        for place, generator in enumerate(self._torch()):
+            generator.manual_seed(derive_seed(self._seed, "torch", place))
+
+    def _torch(self) -> tuple[torch.Generator, ...]:
+        return (torch.default_generator, *self._others)
+
+    def _read(self) -> tuple[Any, ...]:
+        states = tuple(generator.get_state() for generator in self._torch())
+        return random.getstate(), np.random.get_state(), states  # noqa: NPY002
+
+    def _write(self, states: tuple[Any, ...]) -> None:
+        random.setstate(states[0])
+        np.random.set_state(states[1])  # noqa: NPY002
+        for generator, state in zip(self._torch(), states[2], strict=True):
+            generator.set_state(state)
 
 
 # Modules whose layers draw only in the layers that are named below.

@@ -21,21 +21,27 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
-from flwr_kd.checks import ConfigError
+from flwr_kd.checks import ConfigError, checked
+from flwr_kd.client.data_sets import DataSets
+from flwr_kd.client.own_model import own_model
 from flwr_kd.client.personal_state import PersonalState, StateError
 from flwr_kd.client.task import Answer, Measured, Task
 from flwr_kd.config import ConfigT, MethodConfig
-from flwr_kd.learning.batches import Batches, DatasetError
+from flwr_kd.learning.batches import Batches
 from flwr_kd.learning.device import resolve_device
 from flwr_kd.learning.loop import fit, make_optimizer
 from flwr_kd.learning.weights import load_weights, size_of
 from flwr_kd.models import SplitModel, as_feature_model
-from flwr_kd.seeding import derive_seed, forked_global_rng
+from flwr_kd.models.given import check_dtypes, check_outputs, floating_dtype
+from flwr_kd.seeding import derive_seed, forked_global_rng, torch_generator
 from flwr_kd.transport import flower_records
 from flwr_kd.transport.payload import MAX_PAYLOAD_BYTES, Payload, PayloadError
 from flwr_kd.transport.template import ArrayTemplate
 
-__all__ = ["KDClient", "Objective"]
+__all__ = ["PRECISIONS", "KDClient", "Objective"]
+
+PRECISIONS = ("float32", "bfloat16")
+"""What a client's training may be computed in."""
 
 NDArray = npt.NDArray[Any]
 Objective = Callable[..., Tensor]
@@ -48,10 +54,12 @@ class KDClient(NumPyClient, Generic[ConfigT]):
     Parameters
     ----------
     model : nn.Module or (extractor, head)
-        Returns logits ``[B, C]``. Any module that ends in a ``Linear`` will do; see
-        :func:`flwr_kd.models.as_feature_model`.
+        Returns logits ``[B, C]``, of at least two classes. Any module that ends in a ``Linear`` will do; see
+        :func:`flwr_kd.models.as_feature_model`. The client trains a copy, :attr:`model`: the given object does not
+        change, and clients may be given the same one.
     train_set : Dataset or DataLoader
-        Map-style, of pairs or dicts; see :class:`flwr_kd.Batches`.
+        Map-style, of pairs or dicts; see :class:`flwr_kd.Batches`. A loader's sampler decides which rows the data
+        set has; one without fixed rows is for training only.
     test_set : Dataset or DataLoader, optional
         Without test data no local accuracy is reported.
     context : Context
@@ -66,11 +74,19 @@ class KDClient(NumPyClient, Generic[ConfigT]):
         The training samples without augmentation, for what is extracted from them; ``train_set`` if None.
     augment : callable, optional
         ``augment(x, generator) -> x`` on training batches; never applied in evaluation or extraction.
+    precision : str
+        ``"bfloat16"``: the forward pass of training runs under :class:`torch.autocast`; the model stays in its own
+        dtype, and so does what is measured and sent. ``"float32"``: the model's own dtype.
 
     Raises
     ------
     DatasetError
         If a data set does not give what training needs.
+    ConfigError
+        If ``device`` or ``precision`` is not allowed, or the model cannot be copied and another client has it.
+    TypeError, ValueError
+        If the model cannot be used: it is scripted or wrapped for several devices, computes per-sample gradients
+        (Opacus), has one output, does not end in a ``Linear``, or is kept in float16 or bfloat16.
     """
 
     config_class: ClassVar[type[MethodConfig]] = MethodConfig
@@ -92,29 +108,33 @@ class KDClient(NumPyClient, Generic[ConfigT]):
         label_key: str | None = None,
         knowledge_set: Dataset[Any] | DataLoader[Any] | None = None,
         augment: Callable[[Tensor, torch.Generator], Tensor] | None = None,
+        precision: str = "float32",
     ) -> None:
         self.device = resolve_device(device)
-        self.model: Any = self.wrap(model).to(self.device)
+        self.precision = checked("precision", precision, str, {"choices": PRECISIONS})
+        self.model: Any = self.wrap(own_model(model, context)).to(self.device)
+        check_dtypes(self.model.state_dict())
         self.num_classes = _size_of(self.model, "num_classes")
+        check_outputs(self.num_classes)
+        self.dtype = floating_dtype(self.model)
         options: dict[str, Any] = {
             "num_classes": self.num_classes,
             "classes": classes,
             "input_key": input_key,
             "label_key": label_key,
+            "dtype": self.dtype,
         }
-        self.train_batches = Batches(train_set, **options)
-        self.knowledge_batches = (
-            self.train_batches if knowledge_set is None else Batches(knowledge_set, **options)
-        )
-        self.test_batches = None if test_set is None else Batches(test_set, **options)
-        if not len(self.train_batches):
-            raise DatasetError("train_set is empty: a client needs at least one training sample")
+        self.data_sets = DataSets(train_set, test_set, knowledge_set, **options)
+        self.train_batches = self.data_sets.train
+        self.knowledge_batches = self.data_sets.knowledge
+        self.test_batches = self.data_sets.test
         self.feature_shape = self._feature_shape()
         self.feature_dim = math.prod(self.feature_shape)
         self.context = context
         self.augment = augment
         self.state = PersonalState(context)
         self._trained_round, self._lost_state = 0, False
+        self._seed = 0
 
     # ------------------------------------------------------------------ hooks for a method's author
 
@@ -151,6 +171,7 @@ class KDClient(NumPyClient, Generic[ConfigT]):
 
     def get_properties(self, config: Mapping[str, Any]) -> dict[str, bool | int | float | str | bytes]:
         """Answer the handshake. A client that cannot take part says why in the property ``refusal``."""
+        self.data_sets.warn_of_samplers()
         found = {
             flower_records.VERSION: flower_records.WIRE_VERSION,
             "num-examples": len(self.train_batches),
@@ -186,8 +207,11 @@ class KDClient(NumPyClient, Generic[ConfigT]):
         )
         if handler is None:
             raise ConfigError(f"{type(self).__name__} does not know the phase {task.phase!r}")
-        with forked_global_rng(task.seed, self.model, self.device):
-            answer = handler(task)
+        try:
+            with forked_global_rng(task.seed, self.model, self.device):
+                answer = handler(task)
+        finally:
+            self.close()
         metrics: dict[str, bool | int | float | str | bytes] = {
             name: float(value) for name, value in answer.metrics.items()
         }
@@ -203,10 +227,17 @@ class KDClient(NumPyClient, Generic[ConfigT]):
         """Evaluate the server's model on the client's test data; 0 examples where there are none."""
         task = self._task(parameters, config)
         self.load(task)
-        measured = self.measure(task.config.batch_size)
+        try:
+            measured = self.measure(task.config.batch_size)
+        finally:
+            self.close()
         if measured is None or self.test_batches is None:
             return 0.0, 0, {}
         return measured.loss, len(self.test_batches), {"accuracy": measured.accuracy}
+
+    def close(self) -> None:
+        """End the workers that loaders with ``persistent_workers`` have kept; they start again when needed."""
+        self.data_sets.close()
 
     # ------------------------------------------------------------------ building blocks
 
@@ -323,7 +354,18 @@ class KDClient(NumPyClient, Generic[ConfigT]):
                 yield (x, *(other.to(self.device) for other in others))
 
         count = config.local_epochs if epochs is None else epochs
-        return fit(self.model, optimizer, epoch, objective, epochs=count)
+        return fit(self.model, optimizer, epoch, self.in_precision(objective), epochs=count)
+
+    def in_precision(self, objective: Objective) -> Objective:
+        """Return an objective that is computed in the client's ``precision``."""
+        if self.precision == "float32":
+            return objective
+
+        def loss(*batch: Tensor) -> Tensor:
+            with torch.autocast(self.device.type, dtype=torch.bfloat16):
+                return objective(*batch)
+
+        return loss
 
     @torch.no_grad()
     def measure(self, batch_size: int) -> Measured | None:
@@ -333,7 +375,8 @@ class KDClient(NumPyClient, Generic[ConfigT]):
         self.model.eval()
         loss, right, near, count = 0.0, 0, 0, 0
         several = self.num_classes > 5
-        for x, y in self.test_batches.ordered(batch_size):
+        generator = torch_generator(self._seed, "test-items")
+        for x, y in self.test_batches.ordered(batch_size, generator=generator):
             logits, y = self.model(x.to(self.device)), y.to(self.device)
             loss += float(F.cross_entropy(logits, y, reduction="sum"))
             right += int((logits.argmax(dim=1) == y).sum())
@@ -360,7 +403,9 @@ class KDClient(NumPyClient, Generic[ConfigT]):
         """
         self.model.eval()
         rows: list[tuple[Tensor, Tensor, Tensor]] = []
-        for x, y in (self.knowledge_batches if batches is None else batches).ordered(batch_size):
+        generator = torch_generator(self._seed, "knowledge-items")
+        batches = self.knowledge_batches if batches is None else batches
+        for x, y in batches.ordered(batch_size, generator=generator):
             features = self.model.features(x.to(self.device))
             rows.append((features.cpu(), self.model.classify(features).cpu(), y))
         features, logits, labels = (torch.cat(column) for column in zip(*rows, strict=True))
@@ -390,10 +435,11 @@ class KDClient(NumPyClient, Generic[ConfigT]):
         self._trained_round, self._lost_state = int(config.get(flower_records.TRAINED, 0)), False
         # A class variable cannot be of a type variable; the class statement names the same class twice.
         kind: type[Any] = self.config_class
+        self._seed = derive_seed(int(config.get(flower_records.SEED, 0)), "client", phase, server_round, key)
         return Task(
             server_round=server_round,
             phase=phase,
-            seed=derive_seed(int(config.get(flower_records.SEED, 0)), "client", phase, server_round, key),
+            seed=self._seed,
             names=tuple(json.loads(config.get(flower_records.NAMES, "[]"))),
             arrays=parameters,
             payload=config.get(flower_records.PAYLOAD),

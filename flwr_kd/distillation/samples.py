@@ -56,13 +56,14 @@ def check_samples(samples: Batches, what: str) -> None:
     Raises
     ------
     DatasetError
-        If there are none, or a loader's own sampler decides which ones an epoch has.
+        If there are none, or a loader's sampler has no fixed rows.
     """
     if not len(samples):
         raise DatasetError(f"{what} is empty: distillation needs at least one sample")
-    if samples.has_own_sampler:
+    if samples.free_sampler is not None:
         raise DatasetError(
-            f"{what} must not be a loader with a sampler of its own: each sample's targets are made once"
+            f"{what} must not be a loader whose sampler has no fixed rows ({samples.free_sampler}): each sample's "
+            "targets are made once; give the data set, or a loader without that sampler"
         )
 
 
@@ -77,7 +78,7 @@ def read_samples(samples: Batches, what: str) -> Iterator[Tensor]:
     """
     count = 0
     try:
-        for x, _ in samples.ordered(_PASS_SIZE):
+        for x, _ in samples.as_they_are().ordered(_PASS_SIZE):
             count += len(x)
             if not bool(torch.isfinite(x).all()):
                 raise DatasetError(f"{what} has values that are not finite")

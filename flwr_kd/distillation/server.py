@@ -23,6 +23,7 @@ from flwr_kd.learning.batches import Batches
 from flwr_kd.learning.device import resolve_device
 from flwr_kd.learning.weights import get_weights
 from flwr_kd.models import as_feature_model
+from flwr_kd.models.given import check_dtypes, check_outputs, floating_dtype, plain_model, private_copy
 from flwr_kd.seeding import derive_seed, forked_global_rng
 from flwr_kd.server.aggregation import weighted_mean
 from flwr_kd.server.records import Node, Reply
@@ -55,8 +56,8 @@ class ServerDistiller:
     ConfigError
         If the device is not available, or the model does not take the public data.
     DatasetError
-        If the public data has no length, no index, no samples, a sampler of its own, samples that do not fit into
-        one batch, or values that are not finite.
+        If the public data has no length, no index, no samples, a sampler without fixed rows, samples that do
+        not fit into one batch, or values that are not finite.
     """
 
     def __init__(
@@ -85,12 +86,15 @@ class ServerDistiller:
         other = copy.copy(self)
         other.called = called
         other.model = other._copy_of(model)
+        other.samples = copy.copy(self.samples)
+        other.samples.dtype = floating_dtype(other.model)
         other.num_classes = other._try()
         return other
 
     def use(self, public_set: Dataset[Any] | DataLoader[Any], *, input_key: str | None = None) -> None:
         """Replace the samples, for a method that makes its own; the arguments are the class's."""
-        self.samples = Batches(public_set, num_classes=0, input_key=input_key, labelled=False)
+        dtype = floating_dtype(self.model)
+        self.samples = Batches(public_set, num_classes=0, input_key=input_key, labelled=False, dtype=dtype)
         check_samples(self.samples, self.what)
         for _ in read_samples(self.samples, self.what):
             pass
@@ -109,12 +113,19 @@ class ServerDistiller:
 
     def _copy_of(self, model: nn.Module | tuple[nn.Module, nn.Module]) -> nn.Module:
         try:
-            return as_feature_model(copy.deepcopy(model)).to(self.device)
+            own = as_feature_model(private_copy(plain_model(model))).to(self.device)
+            check_dtypes(own.state_dict())
+            return own
         except (TypeError, ValueError) as error:
             raise ConfigError(f"{self.called} cannot be used: {error}") from None
 
     def _try(self) -> int:
-        return try_model(self.model, self.samples, self.device, what=self.what, called=self.called)
+        count = try_model(self.model, self.samples, self.device, what=self.what, called=self.called)
+        try:
+            check_outputs(count)
+        except ValueError as error:
+            raise ConfigError(f"{self.called} cannot be used: {error}") from None
+        return count
 
 
 class Group(NamedTuple):

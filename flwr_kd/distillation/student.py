@@ -194,8 +194,8 @@ def distil_ensemble(
     FloatingPointError
         If the loss or the student's weights are no longer finite, or no teacher has finite outputs.
     DatasetError
-        If there are no samples, they come from a loader with a sampler of its own, or its ``collate_fn`` returns
-        another number of samples than it was given.
+        If there are no samples, they come from a loader whose sampler has no fixed rows, or its ``collate_fn``
+        returns another number of samples than it was given.
     """
     check_samples(samples, "samples")
     targets, left_out = ensemble_means(
@@ -254,7 +254,7 @@ def distil_student(
     FloatingPointError
         If the loss or the student's weights are no longer finite.
     DatasetError
-        If there are no samples, or they come from a loader with a sampler of its own.
+        If there are no samples, or they come from a loader whose sampler has no fixed rows.
     """
     config, matching = how.config, how.matching
     check_samples(samples, "samples")

@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    Dataset,
-    IterableDataset,
-    RandomSampler,
-    SequentialSampler,
-    TensorDataset,
-    default_collate,
-)
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from flwr_kd.checks import DataError
+from flwr_kd.learning.reader import Reader
+from flwr_kd.learning.sources import DatasetError, Sampling, batch_options, check_data_set, is_row
+from flwr_kd.seeding import seed_of_state
 
 __all__ = ["Batches", "DatasetError", "into_batches", "normalize_labels"]
 
 _LABEL_KEYS = ("label", "labels", "y", "target", "targets", "fine_label", "class")
 _INPUT_KEYS = ("image", "img", "pixel_values", "x", "input", "inputs", "features", "data")
-
-
-class DatasetError(DataError):
-    """The data set does not give what training needs; the text names both."""
 
 
 class Batches:
@@ -38,8 +28,10 @@ class Batches:
     ----------
     source : Dataset or DataLoader
         Map-style. Items (or the loader's batches) are pairs ``(x, y)`` or dicts, such as those of Hugging Face's
-        data sets. A loader's batch size, ``collate_fn``, ``num_workers`` and ``drop_last`` are kept; its shuffling
-        is replaced by a seeded one, unless it has a sampler of its own.
+        data sets. Of a loader, everything is kept but its shuffling, which is replaced by a seeded one. A sampler
+        that picks rows decides what the data set is: its rows are the samples, in training and everywhere else. A
+        sampler without fixed rows (weighted, with replacement) decides only what an epoch of training has; the rest
+        uses the whole data set.
     num_classes : int
         C.
     classes : sequence, optional
@@ -48,11 +40,19 @@ class Batches:
         Keys of dict items; guessed if there is one candidate.
     labelled : bool
         If False, items may also be inputs alone, labels are ignored, and each label is 0.
+    dtype : torch.dtype, optional
+        Inputs of another floating-point dtype are converted to it: the model's.
 
     Raises
     ------
     DatasetError
-        If the source has no length or no index, or is empty where samples are needed.
+        If the source has no length or no index, is something else than a data set, or is empty where samples are
+        needed.
+
+    Notes
+    -----
+    What a data set draws from the global generators of torch, NumPy or Python follows from the generator that a
+    pass is given: in this process, and in a loader's workers. The caller's global generators do not change.
     """
 
     def __init__(
@@ -64,87 +64,122 @@ class Batches:
         input_key: str | None = None,
         label_key: str | None = None,
         labelled: bool = True,
+        dtype: torch.dtype | None = None,
     ) -> None:
         self.loader = source if isinstance(source, DataLoader) else None
-        self.dataset: Any = self.loader.dataset if self.loader is not None else source
-        # Every torch Dataset inherits a __getitem__ that raises, also an iterable one with a length.
-        indexed = hasattr(self.dataset, "__getitem__") and not isinstance(self.dataset, IterableDataset)
-        if not isinstance(self.dataset, Sized) or not indexed:
-            raise DatasetError(
-                f"a map-style data set with __len__ and __getitem__ is expected, got {type(self.dataset).__name__}"
-            )
+        dataset: Any = source.dataset if isinstance(source, DataLoader) else source
+        check_data_set(dataset, labelled=labelled)
         self.num_classes = num_classes
         self.classes = None if classes is None else {_plain(value): i for i, value in enumerate(classes)}
         if self.classes is not None and len(self.classes) != num_classes:
             raise DatasetError(
                 f"classes has {len(self.classes)} different values, the model has {num_classes} outputs"
             )
-        self.input_key, self.label_key, self.labelled = input_key, label_key, labelled
+        self.input_key, self.label_key, self.labelled, self.dtype = input_key, label_key, labelled, dtype
+        self.dataset = dataset
+        self._sampling = Sampling.of(self.loader, len(dataset))
+        self._rows = None if self._sampling is None else self._sampling.rows
+        self._places: dict[int, int] | None = None
+        self._reader = Reader(dataset, self.loader)
 
     def __len__(self) -> int:
-        size: int = len(self.dataset)
+        size: int = len(self.dataset) if self._rows is None else len(self._rows)
         return size
+
+    @property
+    def free_sampler(self) -> str | None:
+        """Class of the loader's sampler if it has no fixed rows, so that it decides only what is trained on."""
+        return None if self._sampling is None or self._rows is not None else self._sampling.name
+
+    def whole(self) -> Batches:
+        """Return batches of all samples, without a sampler that has no fixed rows."""
+        if self.free_sampler is None:
+            return self
+        other = copy.copy(self)
+        other._sampling, other._reader = None, Reader(self.dataset, self.loader)
+        return other
+
+    def as_they_are(self) -> Batches:
+        """Return batches of the same samples, whose inputs keep their dtype."""
+        other = copy.copy(self)
+        other.dtype, other._reader = None, Reader(self.dataset, self.loader)
+        return other
 
     def shuffled(self, batch_size: int, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield one epoch in a random order.
 
         Every sample is used, and no batch has a single sample, on which BatchNorm cannot train: a last one joins
         the batch before. The exception is a data set of one sample. With a loader's ``drop_last`` the incomplete
-        batch is left out, unless it is the only one.
+        batch is left out, unless it is the only one. A loader's own batch sampler composes the batches.
         """
-        if self.loader is not None and self.has_own_sampler:
-            yield from map(self._split, self.loader)
-            return
         for _, batch in self._epoch(batch_size, generator):
             yield batch
 
     def indexed(
         self, batch_size: int, generator: torch.Generator, rows: Tensor | None = None
     ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Yield one epoch as :meth:`shuffled` does, with the samples' positions in the data set ``[B]`` last.
+        """Yield one epoch as :meth:`shuffled` does, with the samples' positions ``[B]`` last.
 
-        With ``rows``, positions ``[n]``, only of these samples.
+        Position i is that of the i-th sample of :meth:`ordered`. With ``rows``, positions ``[n]``, only of these
+        samples.
 
         Raises
         ------
         DatasetError
-            If positions are unknown: the loader has a sampler of its own, or its ``collate_fn`` returns another
-            number of samples than it was given. A ``collate_fn`` that changes their order is not detected.
+            If positions are unknown: a loader's sampler yields other things than rows, or its ``collate_fn``
+            returns another number of samples than it was given. A ``collate_fn`` that changes their order is not
+            detected.
         """
-        if self.has_own_sampler:
-            raise DatasetError(
-                "samples must be told apart, which a loader's own sampler prevents; give the data set, or a "
-                "loader without one"
-            )
-        for chunk, (x, y) in self._epoch(batch_size, generator, rows):
-            if not len(x) == len(y) == len(chunk):
+        for keys, (x, y) in self._epoch(batch_size, generator, rows):
+            if not len(x) == len(y) == len(keys):
                 raise DatasetError(
-                    f"collate_fn returned {len(x)} inputs and {len(y)} labels of {len(chunk)} samples"
+                    f"collate_fn returned {len(x)} inputs and {len(y)} labels of {len(keys)} samples"
                 )
-            yield x, y, chunk
+            yield x, y, self._positions(keys)
 
     def _epoch(
         self, batch_size: int, generator: torch.Generator, rows: Tensor | None = None
-    ) -> Iterator[tuple[Tensor, tuple[Tensor, Tensor]]]:
-        drop_last = False
-        if self.loader is not None:
-            batch_size, drop_last = self.loader.batch_size or batch_size, self.loader.drop_last
-        order = torch.randperm(len(self) if rows is None else len(rows), generator=generator)
-        order = order if rows is None else rows[order]
-        chunks = into_batches(order, batch_size, drop_last=drop_last)
-        return zip(chunks, self._fetch([chunk.tolist() for chunk in chunks]), strict=True)
+    ) -> Iterator[tuple[list[Any], tuple[Tensor, Tensor]]]:
+        seed = seed_of_state(generator)
+        size, drop_last = batch_options(self.loader, batch_size)
+        sampling = self._sampling
+        if rows is None and sampling is not None and (sampling.batches or sampling.rows is None):
+            chunks = sampling.epoch(int(torch.randint(2**62, (), generator=generator)))
+            if not sampling.batches:
+                parts = into_batches(torch.arange(len(chunks)), size, drop_last=drop_last)
+                chunks = [[chunks[i] for i in part.tolist()] for part in parts]
+        else:
+            if rows is None and sampling is not None and sampling.draws is not None:
+                rows = torch.tensor(sampling.draws)
+            order = torch.randperm(len(self) if rows is None else len(rows), generator=generator)
+            if len(order) < 2:
+                # Nothing was drawn, and the next epoch must have another seed.
+                torch.rand((), generator=generator)
+            order = order if rows is None else rows[order]
+            chunks = [self._keys(chunk) for chunk in into_batches(order, size, drop_last=drop_last)]
+        return zip(chunks, self._fetch(chunks, seed), strict=True)
 
-    def ordered(self, batch_size: int, rows: Tensor | None = None) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield every sample once, in the data set's order, or those at ``rows`` ``[n]``, in their order."""
+    def ordered(
+        self, batch_size: int, rows: Tensor | None = None, *, generator: torch.Generator | None = None
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield every sample once, in the data set's order, or those at positions ``rows`` ``[n]``, in their order.
+
+        The generator's state, which does not change, decides what a data set draws at random. Without a generator
+        that is the same in each pass.
+        """
         rows = torch.arange(len(self)) if rows is None else rows
-        yield from self._fetch(
-            [chunk.tolist() for chunk in torch.split(rows, batch_size)] if len(rows) else []
-        )
+        chunks = [self._keys(chunk) for chunk in torch.split(rows, batch_size)] if len(rows) else []
+        yield from self._fetch(chunks, 0 if generator is None else seed_of_state(generator))
 
     def example(self) -> Tensor:
         """Return the first sample's input as a batch of one; the data set must not be empty."""
-        x, _ = next(self._fetch([[0]], workers=0))
+        keys = self._keys(torch.zeros(1, dtype=torch.int64))
+        x, _ = self._split(next(self._reader.read([keys], 0, few=True)))
         return x
+
+    def close(self) -> None:
+        """End the workers that a loader with ``persistent_workers`` has kept."""
+        self._reader.close()
 
     def key_of_label(self, item: Mapping[str, Any]) -> str:
         """Return the key of a dict item's label.
@@ -156,34 +191,29 @@ class Batches:
         """
         return self._key(item, self.label_key, _LABEL_KEYS, "label_key")
 
-    @property
-    def has_own_sampler(self) -> bool:
-        """Whether the source is a loader with a sampler of its own, which decides an epoch's samples."""
-        loader = self.loader
-        if loader is None:
-            return False
-        plain = type(loader.batch_sampler) is BatchSampler or loader.batch_sampler is None
-        return not plain or type(loader.sampler) not in (RandomSampler, SequentialSampler)
+    def _keys(self, positions: Tensor) -> list[int]:
+        """Return the data set's rows at some positions."""
+        keys: list[int] = positions.tolist()
+        return keys if self._rows is None else [self._rows[position] for position in keys]
 
-    def _fetch(self, chunks: list[list[int]], workers: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+    def _positions(self, keys: list[Any]) -> Tensor:
+        if self._places is None:
+            self._places = {} if self._rows is None else {row: i for i, row in enumerate(self._rows)}
+        if not all(map(is_row, keys)):
+            raise DatasetError(
+                f"samples must be told apart, and the sampler {self.free_sampler} yields {keys[0]!r} in place of a "
+                "row; give the data set, or a loader whose sampler yields rows"
+            )
+        rows = [int(key) % len(self.dataset) for key in keys]
+        return torch.tensor(rows if self._rows is None else [self._places[row] for row in rows])
+
+    def _fetch(self, chunks: list[list[Any]], seed: int) -> Iterator[tuple[Tensor, Tensor]]:
         tensors = _tensors(self.dataset) if self.loader is None else None
         if tensors is not None and (len(tensors) == 2 or not self.labelled):
             for chunk in chunks:
                 yield self._split(tuple(tensor[chunk] for tensor in tensors))
             return
-        collate: Callable[[list[Any]], Any] = default_collate
-        if workers is None:
-            workers = 0 if self.loader is None else self.loader.num_workers
-        if self.loader is not None and (
-            self.loader.batch_size is not None or self.loader.batch_sampler is not None
-        ):
-            collate = self.loader.collate_fn
-        # Without a generator, DataLoader draws its workers' seed from the global one.
-        seeded = torch.Generator().manual_seed(0)
-        loader = DataLoader(
-            self.dataset, batch_sampler=chunks, collate_fn=collate, num_workers=workers, generator=seeded
-        )
-        yield from map(self._split, loader)
+        yield from map(self._split, self._reader.read(chunks, seed))
 
     def _split(self, batch: Any) -> tuple[Tensor, Tensor]:
         y: Any = None
@@ -205,6 +235,8 @@ class Batches:
             raise DatasetError(
                 f"inputs must be tensors, got {type(x).__name__}; give the data set a transform or a collate_fn"
             )
+        if self.dtype is not None and x.is_floating_point():
+            x = x.to(self.dtype)
         if not self.labelled:
             return x, torch.zeros(len(x), dtype=torch.int64)
         return x, normalize_labels(y, self.num_classes, self.classes)

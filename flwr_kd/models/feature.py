@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import cast
 
-import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from flwr_kd.models.checks import check_matrix, check_size, type_name
+from flwr_kd.models.given import plain_model
 from flwr_kd.models.head import HeadTap, final_linear
 
 __all__ = ["FeatureModel", "SplitModel", "as_feature_model", "count_parameters"]
@@ -50,6 +50,7 @@ class FeatureModel(nn.Module):
 
     Examples
     --------
+    >>> import torch
     >>> model = FeatureModel(nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.ReLU()), nn.Linear(3, 2))
     >>> model.feature_dim, model.num_classes
     (3, 2)
@@ -71,6 +72,7 @@ class FeatureModel(nn.Module):
         num_classes: int | None = None,
     ) -> None:
         super().__init__()
+        extractor, head = plain_model((extractor, head))
         for name, part in (("extractor", extractor), ("head", head)):
             if not isinstance(part, nn.Module):
                 raise TypeError(f"{name} must be an nn.Module, got {type_name(part)}")
@@ -148,6 +150,7 @@ class SplitModel(nn.Module):
 
     Examples
     --------
+    >>> import torch
     >>> stem = nn.Conv2d(1, 4, 3, padding=1)
     >>> model = SplitModel(stem, nn.Sequential(nn.Flatten(), nn.Linear(256, 10)))
     >>> model.features(torch.zeros(2, 1, 8, 8)).shape, model.num_classes
@@ -162,6 +165,7 @@ class SplitModel(nn.Module):
         self, extractor: nn.Module, predictor: nn.Module, *, feature_shape: tuple[int, ...] | None = None
     ) -> None:
         super().__init__()
+        extractor, predictor = plain_model((extractor, predictor))
         for name, part in (("extractor", extractor), ("predictor", predictor)):
             if not isinstance(part, nn.Module):
                 raise TypeError(f"{name} must be an nn.Module, got {type_name(part)}")
@@ -209,15 +213,18 @@ def as_feature_model(model: nn.Module | tuple[nn.Module, nn.Module]) -> nn.Modul
         features ``[B, D]`` are the inputs of the final ``Linear``, with ``feature_dim`` and ``num_classes``.
         The wrapper shares `model`'s parameters, buffers and training mode. Its ``state_dict`` has the
         original's names and shapes, for saving and for loading. Its output is the original's, bit for bit. It can
-        be pickled and deep-copied if the original can.
+        be pickled and deep-copied if the original can. Of a model that went through ``torch.compile``, the module
+        inside counts.
 
     Raises
     ------
     TypeError
-        If `model` is neither a module nor a pair of modules, or is a ``ScriptModule``.
+        If `model` is neither a module nor a pair of modules, is a ``ScriptModule``, or is wrapped for training on
+        several devices.
     ValueError
-        If the output is known not to be a ``Linear``'s: no ``Linear``, a softmax or another layer after it, a
-        tuple as output; or if the ``Linear`` is lazy and has not seen data.
+        If the model computes per-sample gradients (Opacus). If the output is known not to be a ``Linear``'s: no
+        ``Linear``, a softmax or another layer after it, a tuple as output; or if the ``Linear`` is lazy and has not
+        seen data.
 
     Notes
     -----
@@ -247,10 +254,7 @@ def as_feature_model(model: nn.Module | tuple[nn.Module, nn.Module]) -> nn.Modul
         return FeatureModel(*model)
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be an nn.Module or a pair (extractor, head), got {type_name(model)}")
-    if isinstance(model, torch.jit.ScriptModule):
-        raise TypeError(
-            f"model must be a plain nn.Module, got {type_name(model)}: wrap it before scripting it"
-        )
+    model = plain_model(model)
     splits = callable(getattr(model, "features", None)) and callable(getattr(model, "classify", None))
     if splits and not isinstance(model, SplitModel):
         return model

@@ -17,6 +17,7 @@ from flwr_kd.checks import number
 from flwr_kd.models.checks import type_name
 from flwr_kd.models.feature import FeatureModel, SplitModel
 from flwr_kd.models.head import HeadTap, final_linear
+from flwr_kd.models.views import NarrowViews
 
 __all__ = [
     "SlimmableBatchNorm1d",
@@ -222,8 +223,9 @@ def make_slimmable(model: nn.Module) -> nn.Module:
 
     Notes
     -----
-    A model whose code reads its layers' weights, or contains numbers of channels, is not detected: torch raises
-    in its narrow pass.
+    A flattening view whose code contains the number of channels, such as ``x.view(-1, 16 * 5 * 5)``, flattens what
+    there is. A model whose code reads its layers' weights, or contains numbers of channels elsewhere, is not
+    detected: torch raises in its narrow pass.
 
     Examples
     --------
@@ -298,7 +300,8 @@ def slimmed(model: nn.Module, width: float) -> Iterator[None]:
                 name = "width" if isinstance(module, _LAYERS) else "_width"
                 before.append((module, name, module.__dict__.get(name)))
                 setattr(module, name, width)
-        yield
+        with nullcontext() if width == 1.0 else NarrowViews(width):
+            yield
     finally:
         for module, name, value in before:
             if value is None:

@@ -27,6 +27,7 @@ from flwr_kd.public_data.messages import (
     pack_predictions,
     unpack_predictions,
 )
+from flwr_kd.seeding import torch_generator
 from flwr_kd.transport.payload import PayloadError
 
 __all__ = ["PublicKnowledgeClient"]
@@ -125,7 +126,8 @@ class PublicKnowledgeClient(KDClient[PublicConfigT], Generic[PublicConfigT]):
     def predict(self, samples: Batches, rows: Tensor, config: PublicKnowledgeConfig) -> Tensor:
         """Return soft predictions ``[K, C]`` at the config's temperature, in eval mode, on the CPU."""
         self.model.eval()
-        batches = samples.ordered(config.public_batch_size, rows)
+        generator = torch_generator(self._seed, "public-items")
+        batches = samples.ordered(config.public_batch_size, rows, generator=generator)
         return torch.cat(
             [soft_targets(self.model(x.to(self.device)), config.temperature).cpu() for x, _ in batches]
         )
@@ -161,17 +163,24 @@ class PublicKnowledgeClient(KDClient[PublicConfigT], Generic[PublicConfigT]):
             return config.distill_weight * mean * (len(x) if config.reduction == "sum" else 1)
 
         try:
+            loss = self.in_precision(loss)
             fit(self.model, optimizer, epoch, loss, epochs=config.distill_epochs, training=False)
         except FloatingPointError:
             raise FloatingPointError(
                 "the distillation's loss is not finite: try a smaller distill-learning-rate"
             ) from None
 
+    def close(self) -> None:
+        """End the workers that loaders have kept."""
+        super().close()
+        if self.public_batches is not None:
+            self.public_batches.close()
+
     # ------------------------------------------------------------------ the public data
 
     def _unlabelled(self, source: Dataset[Any] | DataLoader[Any]) -> Batches:
         key = self.public_input_key
-        return Batches(source, num_classes=self.num_classes, input_key=key, labelled=False)
+        return Batches(source, num_classes=self.num_classes, input_key=key, labelled=False, dtype=self.dtype)
 
     def _read(
         self, task: Task[PublicConfigT], by_rows: type[RowsT], by_samples: type[SamplesT]

@@ -29,8 +29,7 @@ class FedGKTClient(KDClient[FedGKTConfigT], Generic[FedGKTConfigT]):
     Raises
     ------
     DatasetError
-        If samples cannot be told apart: the training loader has a sampler of its own, or ``knowledge_set`` has
-        another length than ``train_set``; while training, if it has other labels.
+        If ``knowledge_set`` has another length than ``train_set``; while training, if it has other labels.
     """
 
     config_class = FedGKTConfig
@@ -39,11 +38,6 @@ class FedGKTClient(KDClient[FedGKTConfigT], Generic[FedGKTConfigT]):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        for name, batches in (("train_set", self.train_batches), ("knowledge_set", self.knowledge_batches)):
-            if batches.has_own_sampler:
-                raise DatasetError(
-                    f"{name} must not be a loader with a sampler of its own: each sample's logits come back to it"
-                )
         if len(self.knowledge_batches) != len(self.train_batches):
             raise DatasetError(
                 f"knowledge_set must have the samples of train_set, got {len(self.knowledge_batches)} and "

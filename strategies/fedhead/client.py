@@ -23,7 +23,7 @@ class FedHEADClient(KDClient[FedHEADConfig]):
     Raises
     ------
     DatasetError
-        If there are no samples for the distillation, or they come from a loader with a sampler of its own.
+        If there are no samples for the distillation.
     """
 
     config_class = FedHEADConfig

@@ -44,7 +44,7 @@ class FedHKDClient(KDClient[FedHKDConfig]):
         if message is None:
             return super().objective(task)
         knowledge = unpack(message, self.num_classes)
-        representations = knowledge.representations.to(self.device)
+        representations = knowledge.representations.to(self.device, self.dtype)
         predictions, known = knowledge.predictions.to(self.device), knowledge.known.to(self.device)
 
         def loss(x: Tensor, y: Tensor) -> Tensor:

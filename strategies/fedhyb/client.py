@@ -13,6 +13,7 @@ from flwr_kd.client.task import Task
 from flwr_kd.data import random_affine
 from flwr_kd.learning.loop import running_statistics_kept
 from flwr_kd.models import make_slimmable, slimmed
+from flwr_kd.models.views import ADVICE
 from flwr_kd.text import first_line
 
 from .config import FedHybConfig
@@ -43,17 +44,7 @@ class FedHybClient(KDClient[FedHybConfig]):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        x = self.train_batches.example().to(self.device)
-        self.model.eval()
-        try:
-            with torch.no_grad(), slimmed(self.model, 0.5):
-                self.model(x)
-        except (
-            Exception
-        ) as error:  # A user's module may raise anything if its code fixes numbers of channels.
-            raise ConfigError(
-                f"model cannot be used: its code does not run with fewer channels ({first_line(error)})"
-            ) from None
+        self._try_narrow()
 
     def wrap(self, model: nn.Module | tuple[nn.Module, nn.Module]) -> nn.Module:
         """Make the model slimmable."""
@@ -62,6 +53,27 @@ class FedHybClient(KDClient[FedHybConfig]):
             return make_slimmable(wrapped)
         except ValueError as error:
             raise ConfigError(f"model cannot be used: {error}") from None
+
+    @torch.no_grad()
+    def _try_narrow(self) -> None:
+        """Refuse a model whose code does not run with fewer channels, or mixes samples then."""
+        x = self.train_batches.example().to(self.device)
+        # An even number of samples, which a view of fewer channels might turn into fewer samples.
+        x = x.repeat(4, *[1] * (x.dim() - 1))
+        expected = [len(x), self.num_classes]
+        self.model.eval()
+        try:
+            with slimmed(self.model, 0.5):
+                shape = list(self.model(x).shape)
+            reason = "" if shape == expected else f"it returns {shape}, not {expected}"
+        except (
+            Exception
+        ) as error:  # A user's module may raise anything if its code fixes numbers of channels.
+            reason = first_line(error)
+        if reason:
+            raise ConfigError(
+                f"model cannot be used: its code does not run with fewer channels ({reason}); {ADVICE}"
+            )
 
     def objective(self, task: Task[FedHybConfig]) -> Objective:
         """Return equation 5; the cross-entropy alone without self-distillation (FedHyb³)."""

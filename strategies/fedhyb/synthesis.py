@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from flwr_kd.learning.loop import batchnorm_frozen
 from flwr_kd.learning.weights import check_finite_weights, load_weights
 from flwr_kd.models import ConditionalGenerator
+from flwr_kd.models.given import floating_dtype
 
 __all__ = [
     "balance_loss",
@@ -188,12 +189,12 @@ def _through_ensemble(
     batchnorm_weight: float,
 ) -> tuple[float, Tensor]:
     """Return the loss of the teachers' mean prediction, and its gradient for the samples ``[B, ...]``."""
-    usable, total = [], torch.zeros((), device=x.device)
+    usable, total, dtype = [], torch.zeros((), device=x.device), floating_dtype(model)
     with torch.no_grad():
         for teacher in teachers:
             load_weights(model, teacher)
             with batchnorm_loss(model) as statistics:
-                predictions = F.softmax(model(x), dim=1)
+                predictions = F.softmax(model(x.to(dtype=dtype)), dim=1)
             if all(bool(torch.isfinite(part).all()) for part in (predictions, *statistics)):
                 usable.append(teacher)
                 total = total + predictions
@@ -206,7 +207,7 @@ def _through_ensemble(
     for teacher in usable:
         load_weights(model, teacher)
         with batchnorm_loss(model) as statistics:
-            part = (F.softmax(model(x), dim=1) * of_mean).sum()
+            part = (F.softmax(model(x.to(dtype=dtype)), dim=1) * of_mean).sum()
         distance = torch.zeros(())
         if statistics and batchnorm_weight > 0:
             distance = batchnorm_weight * torch.stack(statistics).mean()

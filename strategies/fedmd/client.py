@@ -56,6 +56,7 @@ class FedMDClient(PublicKnowledgeClient[FedMDConfig]):
             classes=None if own.classes is None else list(own.classes),
             input_key=self.public_input_key,
             label_key=own.label_key,
+            dtype=self.dtype,
         )
         order = task.generator("warm-up")
 
@@ -64,4 +65,5 @@ class FedMDClient(PublicKnowledgeClient[FedMDConfig]):
                 yield x.to(self.device), y.to(self.device)
 
         optimizer = make_optimizer(self.model, config, config.learning_rate_at(task.server_round))
-        fit(self.model, optimizer, epoch, self.objective(task), epochs=config.warmup_epochs)
+        objective = self.in_precision(self.objective(task))
+        fit(self.model, optimizer, epoch, objective, epochs=config.warmup_epochs)

@@ -27,6 +27,7 @@ from torch.utils.data import (
     Subset,
     SubsetRandomSampler,
     TensorDataset,
+    WeightedRandomSampler,
     default_collate,
 )
 
@@ -100,13 +101,17 @@ class TestSources:
             assert oracle.cross_entropy(rows, targets, results[-1]) - floor < 0.02
         np.testing.assert_array_equal(results[0].W, results[1].W)
 
-    def test_a_sampler_of_its_own_is_refused(self) -> None:
+    def test_a_sampler_without_fixed_rows_is_refused(self) -> None:
         """Its samples may not be all that the loader's data set has: a client's share of a common set."""
-        loader = DataLoader(TensorDataset(inputs(8)), sampler=SubsetRandomSampler([0, 5]))
-        with pytest.raises(DatasetError, match="public_set must not be a loader with a sampler of its own"):
+        loader = DataLoader(TensorDataset(inputs(8)), sampler=WeightedRandomSampler([1.0] * 8, 8))
+        with pytest.raises(
+            DatasetError, match="public_set must not be a loader whose sampler has no fixed rows"
+        ):
             ServerDistiller(net(), loader, device="cpu")
-        with pytest.raises(DatasetError, match="samples must not be a loader with a sampler"):
+        with pytest.raises(DatasetError, match="samples must not be a loader whose sampler"):
             distil(net(), named(draw(9)), [named(draw(0))], loader)
+        some = DataLoader(TensorDataset(inputs(8)), sampler=SubsetRandomSampler([0, 5]))
+        assert len(ServerDistiller(net(), some, device="cpu").samples) == 2
 
     @pytest.mark.parametrize("change", [-1, 1])
     def test_a_collate_fn_that_changes_the_number_is_noticed(self, change: int) -> None:

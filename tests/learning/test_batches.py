@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import datasets
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from items import Items
@@ -15,10 +16,14 @@ from torch.utils.data import (
     BatchSampler,
     DataLoader,
     Dataset,
+    DistributedSampler,
     IterableDataset,
+    RandomSampler,
+    Sampler,
     SequentialSampler,
     SubsetRandomSampler,
     TensorDataset,
+    WeightedRandomSampler,
     default_collate,
 )
 
@@ -76,6 +81,39 @@ SOURCES = {
     "loader without batches": lambda n: DataLoader(pairs(n), batch_size=None),
 }
 any_source = pytest.mark.parametrize("make", SOURCES.values(), ids=SOURCES.keys())
+
+
+class Endless(Sampler[int]):
+    """Draws for ever."""
+
+    def __iter__(self) -> Iterator[int]:
+        while True:
+            yield int(torch.randint(10, ()))
+
+
+ROWS = [5, 1, 3]
+PICKED: dict[str, Callable[[], dict[str, Any]]] = {
+    "random": lambda: {"sampler": SubsetRandomSampler(ROWS), "batch_size": 2},
+    "own generator": lambda: {"sampler": SubsetRandomSampler(ROWS, generator=generator(5)), "batch_size": 2},
+    "list": lambda: {"sampler": ROWS},
+    "numbers of numpy": lambda: {"sampler": np.array(ROWS), "batch_size": 2},
+    "counted from the end": lambda: {"sampler": [-5, -9, -7]},
+    "batches of rows": lambda: {"batch_sampler": BatchSampler(SubsetRandomSampler(ROWS), 2, drop_last=False)},
+    "list of batches": lambda: {"batch_sampler": [[5, 1], [3]]},
+    "batches without batching": lambda: {
+        "batch_size": None,
+        "sampler": BatchSampler(ROWS, 2, drop_last=False),
+    },
+    "weights of rows": lambda: {
+        "sampler": WeightedRandomSampler([0, 1, 0, 2, 0, 1, 0, 0, 0, 0], 3, replacement=False)
+    },
+}
+FREE: dict[str, Callable[[], Any]] = {
+    "weighted": lambda: WeightedRandomSampler([1.0] * 10, 10),
+    "with replacement": lambda: RandomSampler(range(10), replacement=True),
+    "a part": lambda: RandomSampler(range(10), num_samples=6),
+    "endless": Endless,
+}
 
 
 class TestOrder:
@@ -156,12 +194,65 @@ class TestLoaders:
         assert [len(batch) for batch in ids(source.shuffled(64, generator()))] == expected
         assert len(flat(ids(source.ordered(4)))) == size  # evaluation sees every sample
 
-    def test_a_sampler_of_its_own_is_kept(self) -> None:
-        loader = DataLoader(
-            pairs(10), batch_size=2, sampler=SubsetRandomSampler([1, 3, 5], generator=generator())
-        )
-        assert sorted(flat(ids(batches(loader).shuffled(64, generator())))) == [1, 3, 5]
-        assert flat(ids(batches(loader).ordered(4))) == list(range(10))
+    @pytest.mark.parametrize("options", PICKED.values(), ids=PICKED.keys())
+    def test_a_samplers_rows_are_the_data_set(self, options: Callable[[], dict[str, Any]]) -> None:
+        loader = DataLoader(pairs(10), **options())
+        source = batches(loader)
+        assert len(source) == 3
+        assert source.free_sampler is None
+        assert sorted(flat(ids(source.ordered(2)))) == [1, 3, 5]
+        # a seed decides the order, and epochs differ
+        first, again = (ids(source.shuffled(2, generator(seed))) for seed in (1, 1))
+        assert first == again
+        assert sorted(flat(first)) == [1, 3, 5]
+        for x, _, positions in source.indexed(2, generator()):
+            assert torch.equal(x, torch.cat([x for x, _ in source.ordered(1)])[positions])
+        assert source.example()[0, 0] == next(source.ordered(1))[0][0, 0]
+
+    def test_distributed_samplers_share_the_rows(self) -> None:
+        parts = [DistributedSampler(pairs(9), num_replicas=3, rank=rank, shuffle=True) for rank in range(3)]
+        sources = [batches(DataLoader(pairs(9), sampler=part)) for part in parts]
+        assert [len(source) for source in sources] == [3, 3, 3]
+        assert sorted(row for s in sources for row in flat(ids(s.ordered(4)))) == list(range(9))
+
+    def test_repeated_rows_are_trained_on_again_but_are_one_sample_each(self) -> None:
+        source = batches(DataLoader(pairs(10), batch_size=8, sampler=[4, 4, 4, 2]))
+        assert len(source) == 2
+        assert flat(ids(source.ordered(4))) == [4, 2]
+        assert sorted(flat(ids(source.shuffled(8, generator())))) == [2, 4, 4, 4]
+        ((_, _, positions),) = source.indexed(8, generator())
+        assert sorted(positions.tolist()) == [0, 0, 0, 1]
+
+    @pytest.mark.parametrize("make", FREE.values(), ids=FREE.keys())
+    def test_a_sampler_without_fixed_rows_is_for_training_only(self, make: Callable[[], Any]) -> None:
+        before = torch.get_rng_state()
+        source = batches(DataLoader(pairs(10), batch_size=4, sampler=make()))
+        assert source.free_sampler == type(make()).__name__
+        assert len(source) == len(source.whole()) == 10
+        assert source.whole().free_sampler is None
+        assert flat(ids(source.ordered(4))) == list(range(10))
+        rng = generator(1)
+        first, second, again = (ids(source.shuffled(4, g)) for g in (rng, rng, generator(1)))
+        assert first == again != second
+        assert set(flat(first)) <= set(range(10))
+        drawn = [(x[:, 0].tolist(), rows.tolist()) for x, _, rows in source.indexed(4, generator(1))]
+        assert [x for x, _ in drawn] == [rows for _, rows in drawn] == first
+        assert torch.equal(torch.get_rng_state(), before)
+
+    def test_a_row_that_is_not_there(self) -> None:
+        with pytest.raises(DatasetError, match="SubsetRandomSampler yields row 10, the data set has 10 rows"):
+            batches(DataLoader(pairs(10), sampler=SubsetRandomSampler([1, 10])))
+
+    def test_a_sampler_of_other_keys_than_rows(self) -> None:
+        class Keyed(Items):
+            def __getitem__(self, key: Any) -> Any:
+                return self.items[int(key)]
+
+        keyed = Keyed(pairs(4).items)
+        source = batches(DataLoader(keyed, batch_size=2, sampler=["2", "3"]))
+        assert sorted(flat(ids(source.shuffled(2, generator())))) == [2, 3]
+        with pytest.raises(DatasetError, match=r"the sampler list yields '[23]' in place of a row"):
+            list(source.indexed(2, generator()))
 
     def test_a_batch_sampler_of_its_own_is_kept(self) -> None:
         class Pairs(BatchSampler):
@@ -171,20 +262,7 @@ class TestLoaders:
         own = Pairs(SequentialSampler(range(10)), 2, False)
         source = batches(DataLoader(pairs(10), batch_sampler=own))
         assert ids(source.shuffled(64, generator())) == [[0, 9], [3, 4]]
-
-    def test_workers_are_kept(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        seen: list[dict[str, Any]] = []
-
-        def spy(*args: Any, **options: Any) -> DataLoader[Any]:
-            seen.append(options)
-            return loader_class(*args, **options | {"num_workers": 0})
-
-        loader = DataLoader(pairs(4), batch_size=2, num_workers=2)
-        loader_class = DataLoader
-        source = batches(loader)
-        monkeypatch.setattr("flwr_kd.learning.batches.DataLoader", spy)
-        assert ids(source.ordered(2)) == [[0, 1], [2, 3]]
-        assert seen[0]["num_workers"] == 2
+        assert flat(ids(source.ordered(64))) == [0, 9, 3, 4]
 
 
 class TestItems:
@@ -262,6 +340,42 @@ class TestSources:
     def test_what_is_no_data_set(self, source: Any) -> None:
         with pytest.raises(DatasetError, match=f"is expected, got {type(source).__name__}"):
             batches(source)
+
+    @pytest.mark.parametrize(
+        ("source", "text"),
+        [
+            (
+                {"train": pairs(2), "test": pairs(2)},
+                r"a dict of splits \('train', 'test'\): pass .* data\['train'\]",
+            ),
+            (datasets.DatasetDict(train=datasets.Dataset.from_dict({"x": [1]})), "a DatasetDict of splits"),
+            ({"x": [1], "y": [0]}, r"a dict \('x', 'y'\): pass torch.utils.data.TensorDataset\(x, y\)"),
+            ((pairs(2), pairs(2)), "a tuple of 2 data sets: pass one as train_set and one as test_set"),
+            ([DataLoader(pairs(2))], "a list of 1 data sets"),
+            ((np.zeros((3, 2)), np.zeros(3)), r"a tuple of 2 arrays: pass .*TensorDataset\(x, y\)"),
+            ([torch.zeros(3, 2), [0, 1, 2]], "a list of 2 arrays"),
+            (np.zeros((3, 2)), "a ndarray without labels"),
+            (torch.zeros(3, 2), "a Tensor without labels"),
+            (pd.DataFrame({"x": [1.0], "y": [0]}), "a DataFrame: pass .*made of its columns"),
+            ("digits", "a str: load the data first"),
+        ],
+        ids=lambda value: type(value).__name__,
+    )
+    def test_what_is_given_in_place_of_a_data_set(self, source: Any, text: str) -> None:
+        with pytest.raises(DatasetError, match=f"a data set of samples is expected, got {text}"):
+            batches(source)
+
+    def test_lists_of_samples_are_data_sets(self) -> None:
+        assert ids(batches(pairs(3).items).ordered(4)) == [[0, 1, 2]]
+        assert ids(batches([{"x": x, "y": y} for x, y in pairs(2).items]).ordered(4)) == [[0, 1]]
+
+    def test_inputs_become_what_the_model_has(self) -> None:
+        source = batches(TensorDataset(stacked(3)[0].double(), stacked(3)[1]), dtype=torch.float32)
+        (batch,) = source.ordered(4)
+        assert batch[0].dtype == torch.float32
+        assert next(source.as_they_are().ordered(4))[0].dtype == torch.float64
+        whole = batches(TensorDataset(torch.arange(3), stacked(3)[1]), dtype=torch.float32)
+        assert next(whole.ordered(4))[0].dtype == torch.int64
 
     def test_a_set_without_length(self) -> None:
         class Endless(Dataset[Any]):
@@ -361,13 +475,6 @@ class TestPositions:
         # the order is that of an epoch without positions
         plain = [x[:, 0].tolist() for x, _ in batches(source).shuffled(3, generator())]
         assert plain == [rows.tolist() for _, _, rows in actual]
-
-    def test_a_sampler_of_its_own_hides_them(self) -> None:
-        source = batches(DataLoader(pairs(6), batch_size=2, sampler=SubsetRandomSampler([0, 2])))
-        assert source.has_own_sampler
-        assert not batches(pairs(6)).has_own_sampler
-        with pytest.raises(DatasetError, match="a loader's own sampler prevents"):
-            next(source.indexed(2, generator()))
 
     @pytest.mark.parametrize("change", [-1, 1])
     def test_a_collate_fn_that_changes_the_number_is_noticed(self, change: int) -> None:

@@ -12,7 +12,7 @@ import torch
 from feature_rounds import CLASSES, CLIENTS, FEATURES, QUICK, SAMPLES, features, pair, samples, start, task
 from flwr.app import ArrayRecord, Context, RecordDict
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
+from torch.utils.data import DataLoader, TensorDataset
 
 from flwr_kd.checks import ConfigError
 from flwr_kd.client.task import Task
@@ -215,9 +215,6 @@ def test_the_shape_of_a_pairs_features_is_found_out() -> None:
 
 
 def test_samples_that_cannot_be_told_apart_are_refused() -> None:
-    sampler = WeightedRandomSampler([1.0] * SAMPLES, SAMPLES)
-    with pytest.raises(DatasetError, match="train_set must not be a loader with a sampler of its own"):
-        lone_client(train_set=DataLoader(samples(0), batch_size=4, sampler=sampler))
     with pytest.raises(DatasetError, match="knowledge_set must have the samples of train_set, got 7 and 20"):
         lone_client(knowledge_set=samples(0, 7))
     lone_client(train_set=DataLoader(samples(0), batch_size=4, shuffle=True))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import hybrid as oracle
 import numpy as np
 import pytest
 import torch
-from flwr.app import Context, RecordDict
 from hybrid_rounds import (
     CLASSES,
     FEATURES,
@@ -28,6 +28,7 @@ from torch.utils.data import TensorDataset
 from flwr_kd.checks import ConfigError
 from flwr_kd.client.task import Task
 from flwr_kd.learning.weights import get_weights, load_weights
+from flwr_kd.models import slimmed
 from flwr_kd.strategies.fedavg import FedAvgClient
 from flwr_kd.strategies.fedhyb import (
     FedHybClient,
@@ -252,15 +253,34 @@ class TestClient:
 class _Counts(nn.Module):
     """Its code knows the number of channels."""
 
-    def __init__(self) -> None:
+    def __init__(self, shape: Sequence[int]) -> None:
         super().__init__()
-        self.first, self.last = nn.Conv2d(1, 6, 3, padding=1), nn.Linear(96, 4)
+        self.first, self.last, self.shape = nn.Conv2d(1, 6, 3, padding=1), nn.Linear(96, 4), shape
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.first(x).view(-1, 96))
+        maps = self.first(x)
+        return self.last((maps.flatten(1) if self.shape == () else maps.view(self.shape)).flatten(1))
 
 
 def test_a_model_whose_code_has_numbers_of_channels_is_refused(make_blobs: Any) -> None:
-    context = Context(1, 1, {}, RecordDict(), {})
-    with pytest.raises(ConfigError, match=r"does not run with fewer channels \(.*shape"):
-        FedHybClient(_Counts(), make_blobs(8, 0), context=context, device="cpu")
+    # torch accepts this view, which makes one sample of two.
+    text = r"does not run with fewer channels \(it returns \[2, 4\], not \[4, 4\]\); .*x\.flatten\(1\)"
+    with pytest.raises(ConfigError, match=text):
+        make_client(_Counts((-1, 6, 4, 4)), make_blobs(8, 0))
+
+
+@pytest.mark.parametrize("width", [0.3, 0.5, 0.8])
+def test_a_view_that_names_the_channels_flattens_fewer(make_blobs: Any, width: float) -> None:
+    viewing, flattening = _Counts((-1, 96)), _Counts(())
+    flattening.load_state_dict(viewing.state_dict())
+    x = make_blobs(8, 0).x
+    with torch.no_grad():
+        full = viewing(x)
+        clients = [make_client(model, make_blobs(8, 0)) for model in (viewing, flattening)]
+        assert torch.equal(clients[0].model(x), full)
+        narrow = []
+        for client in clients:
+            with slimmed(client.model, width):
+                narrow.append(client.model(x))
+    assert torch.equal(*narrow)
+    assert not torch.equal(narrow[0], full)

@@ -602,7 +602,7 @@ class Unnamed(nn.Module):
         (
             {"models": [p_net("linear"), p_net("hidden").bfloat16()]},
             ConfigError,
-            r"models\[1\] (does not take public_set|must have weights of numpy's types)",
+            r"models\[1\] cannot be used: model must be kept in float32 or float64, got torch.bfloat16",
         ),
         ({"models": [Unnamed()]}, ConfigError, r"models\[0\] has no weights"),
         ({"public_set": TensorDataset(reference()[:0])}, DatasetError, "public_set is empty"),

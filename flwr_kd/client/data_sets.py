@@ -1,0 +1,67 @@
+"""A client's data sets, as samples to train on, to extract knowledge from, and to test on."""
+
+from __future__ import annotations
+
+from logging import WARNING
+from typing import Any
+
+from flwr.common.logger import log
+from torch.utils.data import DataLoader, Dataset
+
+from flwr_kd.learning.batches import Batches, DatasetError
+
+__all__ = ["DataSets"]
+
+Source = Dataset[Any] | DataLoader[Any]
+
+
+class DataSets:
+    """A client's batches. A loader's sampler without fixed rows decides only what is trained on.
+
+    Parameters
+    ----------
+    train_set, test_set, knowledge_set : Dataset or DataLoader
+        See :class:`flwr_kd.KDClient`.
+    **options
+        See :class:`flwr_kd.Batches`.
+
+    Attributes
+    ----------
+    train, knowledge : Batches
+        The training samples, and those that knowledge is extracted from.
+    test : Batches or None
+        The test samples.
+
+    Raises
+    ------
+    DatasetError
+        If a data set does not give what training needs.
+    """
+
+    def __init__(
+        self, train_set: Source, test_set: Source | None, knowledge_set: Source | None, **options: Any
+    ) -> None:
+        sources = {"train_set": train_set, "test_set": test_set, "knowledge_set": knowledge_set}
+        given = {name: Batches(data, **options) for name, data in sources.items() if data is not None}
+        self.train = given["train_set"]
+        if not len(self.train):
+            raise DatasetError("train_set is empty: a client needs at least one training sample")
+        self.knowledge = given.get("knowledge_set", self.train).whole()
+        self.test = given["test_set"].whole() if "test_set" in given else None
+        self._free = {name: batches.free_sampler for name, batches in given.items() if batches.free_sampler}
+
+    def warn_of_samplers(self) -> None:
+        """Say which samplers decide only what is trained on."""
+        if self._free:
+            log(
+                WARNING,
+                "%s: the sampler has no fixed rows, so it is used for training only; counts, knowledge and tests "
+                "are of the whole data set. To pick rows, give torch.utils.data.Subset",
+                ", ".join(f"{name} ({sampler})" for name, sampler in self._free.items()),
+            )
+
+    def close(self) -> None:
+        """End the workers that loaders with ``persistent_workers`` have kept."""
+        for batches in (self.train, self.knowledge, self.test):
+            if batches is not None:
+                batches.close()
