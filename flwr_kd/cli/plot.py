@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Generic, NamedTuple, TypeVar
 
 import typer
 
@@ -35,6 +35,7 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+_CLASSES = 4
 plots = typer.Typer(cls=Group, help="Draw what a result's runs ended with.", rich_markup_mode=None)
 PlotSeed = Annotated[int | None, typer.Option(help="draw the runs with this seed; the first if not set")]
 PlotOut = Annotated[Path | None, typer.Option(help="the PNG; in RESULT_DIR, named like the plot, if not set")]
@@ -51,7 +52,9 @@ def plot_top(context: typer.Context) -> None:
 @plots.command("tsne", cls=Command)
 def plot_tsne(
     result_dir: ResultDir,
-    classes: Annotated[int, typer.Option(help="classes to show, drawn by the seed")] = 4,
+    classes: Annotated[
+        int | None, typer.Option(help="classes to show, drawn by the seed; 4, or all of fewer, if not set")
+    ] = None,
     samples: Annotated[int, typer.Option(help="test samples to show, of all these classes together")] = 500,
     seed: PlotSeed = None,
     out: PlotOut = None,
@@ -67,7 +70,8 @@ def plot_tsne(
     embeddings = {}
     for run, experiment, model in _global_models(result_dir, comparison, seed, data_dir, device):
         test = bundle_of(experiment).test
-        rows = measurements.sample_of_classes(test.y, classes, samples, numpy_generator(run.seed, "t-sne"))
+        shown = min(_CLASSES, len(set(test.y.tolist()))) if classes is None else classes
+        rows = measurements.sample_of_classes(test.y, shown, samples, numpy_generator(run.seed, "t-sne"))
         drawn = test.subset(rows)
         features = measurements.features_of(model, drawn.x)
         embeddings[run.method] = (measurements.embed(features, run.seed), drawn.y.numpy())
@@ -144,19 +148,11 @@ def _losses(
 @plots.command("samples", cls=Command)
 def plot_samples(result_dir: ResultDir, seed: PlotSeed = None, out: PlotOut = None) -> None:
     """Draw the images that a server made for its distillation."""
-    from flwr_kd.experiments import saved_arrays
+    from flwr_kd.experiments.saved_arrays import synthetic_images
     from flwr_kd.plotting import samples
 
-    target, comparison = _target_and_result(result_dir, out, "samples")
-    images = _saved_by_method(
-        comparison,
-        seed,
-        lambda run: saved_arrays.synthetic_images(result_dir, run),
-        lacks="it makes no images",
-        none=f"no method of {str(result_dir)!r} makes images at the server",
-    )
-    picture = samples.plot(comparison, images, target, seed=seed)
-    print(f"samples: {picture.resolve()}")
+    source = _Saved("samples", synthetic_images, "it makes no images", "makes images at the server")
+    _plot_saved(source, samples.plot, result_dir, seed, out)
 
 
 @plots.command("coefficients", cls=Command)
@@ -165,32 +161,35 @@ def plot_coefficients(result_dir: ResultDir, seed: PlotSeed = None, out: PlotOut
     from flwr_kd.experiments import saved_arrays
     from flwr_kd.plotting import coefficients
 
-    target, comparison = _target_and_result(result_dir, out, "coefficients")
-    matrices = _saved_by_method(
-        comparison,
-        seed,
-        lambda run: saved_arrays.coefficients(result_dir, run),
-        lacks="it kept no coefficients",
-        none=f"no method of {str(result_dir)!r} kept coefficients of its clients",
-    )
-    picture = coefficients.plot(comparison, matrices, target, seed=seed)
-    print(f"coefficients: {picture.resolve()}")
+    read = saved_arrays.coefficients
+    source = _Saved("coefficients", read, "it kept no coefficients", "kept coefficients of its clients")
+    _plot_saved(source, coefficients.plot, result_dir, seed, out)
 
 
-def _saved_by_method(
-    comparison: Comparison, seed: int | None, read: Callable[[RunResult], T | None], *, lacks: str, none: str
-) -> dict[str, T]:
-    """Return what a run of each method has saved; print which methods have nothing, and why."""
+class _Saved(NamedTuple, Generic[T]):
+    """What a picture shows of a run's last arrays: how it is read, and the texts where there is nothing."""
+
+    picture: str
+    read: Callable[[Path, RunResult], T | None]
+    lacks: str
+    shows: str
+
+
+def _plot_saved(
+    source: _Saved[T], plot: Callable[..., Path], result_dir: Path, seed: int | None, out: Path | None
+) -> None:
+    """Draw what the methods' runs have saved; print which methods have nothing, and why."""
+    target, comparison = _target_and_result(result_dir, out, source.picture)
     saved = {}
     for name, run in comparison.one_each(seed).items():
-        arrays = read(run)
+        arrays = source.read(result_dir, run)
         if arrays is None:
-            print(f"left out: {name} ({lacks})")
+            print(f"left out: {name} ({source.lacks})")
         else:
             saved[name] = arrays
     if not saved:
-        raise ResultError(none)
-    return saved
+        raise ResultError(f"no method of {str(result_dir)!r} {source.shows}")
+    print(f"{source.picture}: {plot(comparison, saved, target, seed=seed).resolve()}")
 
 
 def _target_and_result(directory: Path, out: Path | None, picture: str) -> tuple[Path, Comparison]:

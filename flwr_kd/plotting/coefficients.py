@@ -23,6 +23,8 @@ __all__ = ["figure", "plot"]
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 IntArray: TypeAlias = npt.NDArray[np.integer[Any]]
 _LEAST_SPREAD = 1e-9
+_LEAST_RANGE = 0.05
+"""The colours' range as a share of the largest weight: smaller differences must not look like strong ones."""
 _TICK_CHARACTERS = 42
 
 
@@ -62,10 +64,12 @@ def figure(
     -------
     matplotlib.figure.Figure
         Client n's row is the n-th from the top. Each panel has a scale of its own, from the smallest to the
-        largest weight off the diagonal. Clients' weights for themselves are often larger than all others and would
-        hide the blocks. If they exceed the scale, they have the colour of its end, the colour bar is pointed, and
-        its label states their range. If all other weights are equal, the scale is that of the whole matrix; if that
-        is uniform as well, the scale begins or ends at 0, with the weight in its middle.
+        largest weight off the diagonal. It covers at least 5 % of the largest of these, around their middle, so
+        that smaller differences have similar colours; the label of the colour bar then states their range. Clients'
+        weights for themselves are often larger than all others and would hide the blocks. If they exceed the scale,
+        they have the colour of its end, the colour bar is pointed, and its label states their range. If all other
+        weights are equal, the scale is that of the whole matrix; if that is uniform as well, the scale begins or
+        ends at 0, with the weight in its middle.
 
     Raises
     ------
@@ -114,7 +118,9 @@ def _scale(matrix: FloatArray) -> tuple[float, float]:
     for shown in (others, matrix):
         # A smaller spread is rounding, which would look like a pattern.
         if shown.size and np.ptp(shown) > _LEAST_SPREAD * np.abs(shown).max():
-            return float(shown.min()), float(shown.max())
+            low, high = float(shown.min()), float(shown.max())
+            missing = max(0.0, _LEAST_RANGE * float(np.abs(shown).max()) - (high - low)) / 2
+            return low - missing, high + missing
     low, high = sorted((0.0, 2 * float(matrix.mean()) or 1.0))
     return low, high
 
@@ -129,13 +135,20 @@ def _beyond(matrix: FloatArray, low: float, high: float) -> str:
 
 
 def _scale_label(matrix: FloatArray, low: float, high: float) -> str:
-    if _beyond(matrix, low, high) == "neither":
-        return "weight"
-    diagonal = np.diagonal(matrix)
-    # Enough digits to distinguish the ends of the scale.
-    digits = max(2, 1 + math.ceil(-math.log10(max((high - low) / max(abs(low), abs(high)), 1e-9))))
-    ends = dict.fromkeys(f"{each:.{digits}g}" for each in (diagonal.min(), diagonal.max()))
-    return f"weight (diagonal clipped: {' to '.join(ends)})"
+    notes = []
+    others = matrix[~np.eye(len(matrix), dtype=bool)]
+    if others.size and _LEAST_SPREAD * np.abs(others).max() < np.ptp(others) < high - low:
+        notes.append(f"others: {_range_text(others, np.ptp(others))}")
+    if _beyond(matrix, low, high) != "neither":
+        notes.append(f"diagonal clipped: {_range_text(np.diagonal(matrix), high - low)}")
+    return "weight (" + ";\n".join(notes) + ")" if notes else "weight"
+
+
+def _range_text(weights: FloatArray, spread: float) -> str:
+    """Return the smallest and the largest weight, with enough digits to tell apart what differs by the spread."""
+    largest = max(float(np.abs(weights).max()), spread)
+    digits = max(2, 1 + math.ceil(-math.log10(max(spread / largest, 1e-9))))
+    return " to ".join(dict.fromkeys(f"{each:.{digits}g}" for each in (weights.min(), weights.max())))
 
 
 def _thinned(clients: IntArray) -> list[int]:

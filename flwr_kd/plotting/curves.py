@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -21,8 +21,14 @@ if TYPE_CHECKING:
 __all__ = ["figure", "plot"]
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
+Curve: TypeAlias = tuple[npt.NDArray[np.int64], FloatArray]
 _FEW_ROUNDS = 15
 _LEAST_HEIGHT = 10.0
+_LEAST_OVERLAP = 0.25
+_COINCIDING = 0.2
+"""Points; about the width of a line."""
+_WIDER, _WIDEST = 2.4, 9.6
+_MOST_NAMES = 6
 _PANELS = (
     ("local_accuracy", "local accuracy", "clients' own models, own test splits"),
     ("global_accuracy", "global accuracy", "aggregated model, common test set"),
@@ -59,12 +65,14 @@ def plot(comparison: Comparison, path: Path) -> Path:
 def figure(comparison: Comparison) -> Figure:
     """Draw local and global accuracy over rounds, one line per method.
 
-    If no method has a global model, but a server's own model was measured, that one takes its place.
+    If no method has a global model, but a server's own model was measured, that one takes its place; without either
+    there is only the local accuracy.
 
     A line is the mean over seeds. Its band is ± one standard deviation (ddof = 1), and is missing if fewer than
-    two seeds have a value. Rounds without a value are skipped: the line connects those that have one. A method
-    without any value in a panel, such as one that has no global model, is named below that panel. The function
-    changes neither pyplot's state nor the caller's backend.
+    two seeds have a value. Rounds without a value are skipped: the line connects those that have one. Lines that
+    coincide lie above each other from the widest to the thinnest, and their methods are named below the panel. So
+    is a method without any value in a panel, such as one that has no global model. The panels have one scale where
+    their values overlap. The function changes neither pyplot's state nor the caller's backend.
 
     Parameters
     ----------
@@ -74,7 +82,7 @@ def figure(comparison: Comparison) -> Figure:
     Returns
     -------
     matplotlib.figure.Figure
-        Two axes, local and global accuracy in percent, and a legend beside them. It belongs to no window.
+        One or two axes, in percent, and a legend beside them. It belongs to no window.
 
     Raises
     ------
@@ -87,21 +95,24 @@ def figure(comparison: Comparison) -> Figure:
         raise ResultError("runs is empty: there is nothing to plot")
     methods = comparison.by_method()
     styles = method_styles(comparison)
-    drawn = empty_figure(11, max(4.6, 1 + 0.22 * len(methods)))
+    shown = _shown(comparison)
+    drawn = empty_figure(1 + 5 * len(shown), max(4.6, 1 + 0.22 * len(methods)))
     from matplotlib.lines import Line2D
 
-    panels: Sequence[Axes] = drawn.subplots(1, 2, sharex=True, sharey=True)
-    shown = [_PANELS[0], _SERVER if _only_server(comparison) else _PANELS[1]]
+    panels: Sequence[Axes] = drawn.subplots(1, len(shown), sharex=True, squeeze=False)[0]
     for axes, (metric, title, meaning) in zip(panels, shown, strict=True):
-        absent = [name for name, runs in methods.items() if not _draw(axes, runs, metric, styles[name])]
+        curves = {name: _curves(runs, metric) for name, runs in methods.items()}
+        measured = {name: curve for name, curve in curves.items() if curve[0].size}
+        together = _coinciding(measured)
+        for name, (rounds, values) in measured.items():
+            group = next((each for each in together if name in each), [name])
+            _draw(axes, rounds, values, styles[name], below=len(group) - 1 - group.index(name))
         axes.set_title(f"{title}\n", fontsize=11)
         meaning = meaning.replace("common test set", measured_on(comparison.config))
         axes.text(0.5, 1.02, meaning, transform=axes.transAxes, ha="center", fontsize=8.5, color="0.35")
-        _decorate(axes, title, absent, everything=len(absent) == len(methods))
-    low, high = panels[0].get_ylim()
-    # Without a minimum height, noise of half a point would look like a difference.
-    missing = max(0.0, _LEAST_HEIGHT - (high - low)) / 2
-    panels[0].set_ylim(max(low - missing, -2.0), min(high + missing, 102.0))
+        absent = [name for name in methods if name not in measured]
+        _decorate(axes, title, _notes(title, absent, together, alone=len(shown) == 1))
+    _set_heights(panels)
 
     handles = [Line2D([], [], **style) for style in styles.values()]
     legend = drawn.legend(handles, list(methods), loc="outside right center", frameon=False)
@@ -111,22 +122,41 @@ def figure(comparison: Comparison) -> Figure:
     return drawn
 
 
-def _only_server(comparison: Comparison) -> bool:
-    """Return whether a server's own model was measured, and no global one."""
+def _shown(comparison: Comparison) -> list[tuple[str, str, str]]:
+    """Return the panels: local accuracy, and global or the server's if either was measured."""
     rounds = [each for run in comparison.runs for each in run.rounds]
-    return any(each.server_accuracy is not None for each in rounds) and all(
-        each.global_accuracy is None for each in rounds
-    )
+    others = [
+        panel
+        for panel in (_PANELS[1], _SERVER)
+        if any(getattr(each, panel[0]) is not None for each in rounds)
+    ]
+    return [_PANELS[0], *others[:1]]
 
 
-def _draw(axes: Axes, runs: Sequence[RunResult], metric: str, style: dict[str, Any]) -> bool:
-    """Draw one method; return whether it had anything to draw."""
-    rounds, values = _curves(runs, metric)
-    if not rounds.size:
-        return False
+def _coinciding(curves: Mapping[str, Curve]) -> list[list[str]]:
+    """Return groups of at least two methods whose means differ by less than a line's width in all rounds."""
+    groups: list[list[str]] = []
+    for name, (rounds, values) in curves.items():
+        for group in groups:
+            first_rounds, first_values = curves[group[0]]
+            if np.array_equal(rounds, first_rounds) and np.allclose(
+                np.nanmean(values, axis=0), np.nanmean(first_values, axis=0), rtol=0, atol=_COINCIDING
+            ):
+                group.append(name)
+                break
+        else:
+            groups.append([name])
+    return [group for group in groups if len(group) > 1]
+
+
+def _draw(
+    axes: Axes, rounds: npt.NDArray[np.int64], values: FloatArray, style: dict[str, Any], *, below: int
+) -> None:
+    """Draw one method; wider if others coincide with it and are drawn later, so that its edges are seen."""
     mean = np.nanmean(values, axis=0)
-    marker: dict[str, Any] = {"marker": "o", "markersize": 3.5} if rounds.size <= _FEW_ROUNDS else {}
-    axes.plot(rounds, mean, linewidth=1.6, **style, **marker)
+    wider = min(_WIDER * below, _WIDEST)
+    marker: dict[str, Any] = {"marker": "o", "markersize": 3.5 + wider} if rounds.size <= _FEW_ROUNDS else {}
+    axes.plot(rounds, mean, linewidth=1.6 + wider, **style, **marker)
     several = (~np.isnan(values)).sum(axis=0) > 1
     if several.any():
         std = np.nanstd(values[:, several], axis=0, ddof=1)
@@ -139,10 +169,9 @@ def _draw(axes: Axes, runs: Sequence[RunResult], metric: str, style: dict[str, A
             alpha=0.15,
             linewidth=0,
         )
-    return True
 
 
-def _curves(runs: Sequence[RunResult], metric: str) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+def _curves(runs: Sequence[RunResult], metric: str) -> Curve:
     """Return the rounds ``[R]`` in which a seed has a value, and those in percent ``[S, R]``, else NaN."""
     series = [
         {each.round: getattr(each, metric) for each in run.rounds if getattr(each, metric) is not None}
@@ -153,21 +182,45 @@ def _curves(runs: Sequence[RunResult], metric: str) -> tuple[npt.NDArray[np.int6
     return np.array(rounds, dtype=np.int64), np.array(values, dtype=np.float64)
 
 
-def _decorate(axes: Axes, title: str, absent: Sequence[str], *, everything: bool) -> None:
+def _notes(title: str, absent: Sequence[str], together: Sequence[Sequence[str]], *, alone: bool) -> list[str]:
+    """Return the lines below a panel: which methods coincide, and which are not there."""
+    notes = [f"one line (within {_COINCIDING:g} points): {_names(group)}" for group in together]
+    if absent:
+        reason = "no global model" if title == "global accuracy" else "not measured"
+        notes.append(f"{reason}: {', '.join(absent)}")
+    if alone:
+        notes.append("no method here has a global model")
+    return notes
+
+
+def _names(names: Sequence[str]) -> str:
+    more = len(names) - _MOST_NAMES
+    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+
+
+def _set_heights(panels: Sequence[Axes]) -> None:
+    """Give the panels one scale, unless their values lie apart, so that each would be half empty."""
+    limits = []
+    for axes in panels:
+        low, high = axes.get_ylim()
+        # Without a minimum height, noise of half a point would look like a difference.
+        missing = max(0.0, _LEAST_HEIGHT - (high - low)) / 2
+        limits.append((max(low - missing, -2.0), min(high + missing, 102.0)))
+    lows, highs = zip(*limits, strict=True)
+    overlap = min(highs) - max(lows)
+    if overlap > _LEAST_OVERLAP * min(high - low for low, high in limits):
+        limits = [(min(lows), max(highs))] * len(panels)
+    for axes, (low, high) in zip(panels, limits, strict=True):
+        axes.set_ylim(low, high)
+
+
+def _decorate(axes: Axes, title: str, notes: Sequence[str]) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    is_global = title == "global accuracy"
     axes.xaxis.set_major_locator(MaxNLocator(steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
     axes.tick_params(labelleft=True)
     axes.set_ylabel(f"{title} (%)")
-    label = "round"
-    if absent and not everything:
-        reason = "no global model" if is_global else "not measured"
-        label += "\n" + textwrap.fill(f"{reason}: {', '.join(absent)}", 60)
-    axes.set_xlabel(label).set_parse_math(False)
+    axes.set_xlabel("\n".join(["round", *(textwrap.fill(note, 60) for note in notes)])).set_parse_math(False)
     axes.grid(visible=True, color="0.9", linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-    if everything:
-        message = "no method here has a global model" if is_global else f"{title} was not measured"
-        axes.text(0.5, 0.5, message, transform=axes.transAxes, ha="center", va="center", color="0.35")

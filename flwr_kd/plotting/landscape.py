@@ -80,6 +80,7 @@ def figure(
     runs = chosen_runs(comparison, losses, seed)
     drawn, panels = make_panels(runs, size=3.4, shared=True)
     from matplotlib.lines import Line2D
+    from matplotlib.ticker import MaxNLocator
 
     styles = method_styles(comparison)
     for axes, (name, measured) in zip(panels, losses.items(), strict=True):
@@ -91,6 +92,7 @@ def figure(
         axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)
         axes.tick_params(labelleft=True, labelbottom=True)
+        axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
         axes.set_xlabel("magnitude of the perturbation")
         axes.set_ylabel("training loss")
     _limit_loss(panels[0], list(losses.values()))

@@ -142,7 +142,10 @@ def add_title(drawn: Figure, comparison: Comparison, runs: Iterable[RunResult], 
     spread = ["mean ± std"] if len(seeds) > 1 and not more else []
     parts = _heading(comparison.config, seeds) + spread + list(more)
     # The title is as wide as the figure: 110 characters take 11 inches.
-    heading = textwrap.fill(" · ".join(parts), int(10 * drawn.get_figwidth()))
+    width = int(10 * drawn.get_figwidth())
+    # Between parts rather than within one; a part that is longer than a line is broken where it must.
+    whole = [part.replace(" ", "\xa0") if len(part) < width else part for part in parts]
+    heading = textwrap.fill(" · ".join(whole), width).replace("\xa0", " ")
     # A "$" in a path or a name must not be read as mathematics.
     drawn.suptitle(heading, fontsize=12).set_parse_math(False)
 

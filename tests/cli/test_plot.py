@@ -62,6 +62,17 @@ def test_the_last_models_are_kept_and_drawn(command: Command, tmp_path: Path) ->
     assert "[C * n, K, H, W] with C = 10 classes, got [21, 1, 8, 8]" in command("plot", "samples", "o").err
 
 
+def test_a_map_shows_all_classes_of_a_set_that_has_few(command: Command, tmp_path: Path) -> None:
+    rows = "".join(f"{i % 3 + i * 7 % 10 / 10:.1f},{i * 3 % 5},{i % 3}\n" for i in range(90))
+    (tmp_path / "table.csv").write_text("f,g,label\n" + rows)
+    args = ["--dataset", "csv:table.csv", "--partition", "iid", "--limit", "40"]
+    assert command("simulate", "fedavg", *TINY, *args, "--out", "o").code == 0
+    assert command("plot", "tsne", "o").code == 0
+    assert is_a_picture(tmp_path / "o" / "tsne.png")
+    code, _, err = command("plot", "tsne", "o", "--classes", "4")
+    assert (code, err) == (2, "flwr-kd: classes must be at most the number that occurs, 3, not 4\n")
+
+
 def test_the_plots_are_of_the_models_that_were_measured(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -56,6 +56,18 @@ def test_each_matrix_has_its_own_scale(comparison):
     ]
 
 
+def test_small_differences_are_pale_and_their_range_is_stated(comparison):
+    matrix = np.where(np.eye(4), 0.26, 0.25) + 1e-6 * np.arange(16).reshape(4, 4)
+    drawn = coefficients.figure(comparison, {"ktpfl": (matrix, np.arange(4))})
+    low, high = drawn.axes[0].images[0].get_clim()
+    assert high - low == pytest.approx(0.05 * 0.25, rel=1e-3)
+    assert (low + high) / 2 == pytest.approx(0.25, abs=1e-5)
+    seen = cells(drawn.axes[0])[~np.eye(4, dtype=bool)]
+    assert np.ptp(seen, axis=0).max() < 0.02
+    (bar,) = bars(drawn)
+    assert bar.ax.get_ylabel() == "weight (others: 0.250001 to 0.250014;\ndiagonal clipped: 0.26)"
+
+
 @pytest.mark.parametrize(
     ("matrix", "limits"),
     [

@@ -56,7 +56,8 @@ def test_title_and_legend(comparison):
 
 def test_nothing_overlaps_or_is_clipped():
     names = ["fedavg", "feddkc-similarity", *(f"method-{index}" for index in range(20))]
-    drawn = figure(a_comparison(*(a_run(name, seed, [0.2, 0.9]) for name in names for seed in range(3))))
+    runs = (a_run(name, seed, [0.2, 0.9], [0.2, 0.7]) for name in names for seed in range(3))
+    drawn = figure(a_comparison(*runs))
     drawn.canvas.draw()
     renderer = drawn.canvas.get_renderer()
     page = drawn.bbox
@@ -88,15 +89,32 @@ def test_missing_rounds_are_bridged_and_seeds_may_differ():
     assert not right.collections
 
 
-def test_no_method_with_a_global_model():
+def test_without_a_global_model_there_is_no_empty_panel():
     drawn = figure(a_comparison(a_run("ktpfl", 0, [0.5])))
-    assert drawn.get_suptitle().endswith("10 clients · seed 0")
-    right = drawn.axes[1]
-    assert "no method here has a global model" in [text.get_text() for text in right.texts]
-    assert right.get_xlabel() == "round"
-    low, high = right.get_ylim()
+    assert drawn.get_suptitle().replace("\n", " ").endswith("10 clients · seed 0")
+    (axes,) = drawn.axes
+    assert axes.get_xlabel() == "round\nno method here has a global model"
+    low, high = axes.get_ylim()
     assert high - low >= 10
-    assert drawn.axes[0].lines[0].get_marker() == "o"
+    assert axes.lines[0].get_marker() == "o"
+
+
+def test_lines_that_coincide_are_seen_and_named():
+    values = {"fedavg": [0.5, 0.6], "fedprox": [0.5, 0.6], "fedhkd": [0.5, 0.7], "feddf": [0.501, 0.601]}
+    (axes,) = figure(a_comparison(*(a_run(name, 0, curve) for name, curve in values.items()))).axes
+    widths = [line.get_linewidth() for line in axes.lines]
+    assert widths[0] > widths[1] > widths[3] == widths[2]
+    assert axes.lines[0].get_markersize() > axes.lines[1].get_markersize()
+    assert axes.get_xlabel().splitlines()[1] == "one line (within 0.2 points): fedavg, fedprox, feddf"
+
+
+@pytest.mark.parametrize(("shift", "shared"), [(0.0, True), (0.6, False)])
+def test_panels_share_a_scale_unless_each_would_be_half_empty(shift, shared):
+    curve = [0.1, 0.2, 0.3]
+    run = a_run("fedavg", 0, [value + shift for value in curve], curve)
+    left, right = (axes.get_ylim() for axes in figure(a_comparison(run)).axes)
+    assert (left == right) == shared
+    assert right[1] < 60
 
 
 def test_the_scale_stays_within_what_an_accuracy_can_be():
