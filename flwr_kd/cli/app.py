@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import sys
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import click
 import typer
@@ -16,6 +16,7 @@ from flwr_kd import __version__
 from flwr_kd.checks import ConfigError, DataError
 from flwr_kd.cli import compare, methods, names, plot, privacy
 from flwr_kd.cli.help import Command, Group, usage_error
+from flwr_kd.cli.interrupts import Interrupted, Interrupts
 from flwr_kd.cli.options import UsageError
 from flwr_kd.experiments.errors import SimulationError
 from flwr_kd.results.errors import ResultError, ResultExistsError
@@ -57,33 +58,46 @@ def top(
 
 
 def main() -> None:
-    """Run the command: exit 2 with one line for a user's mistake, 1 where a run fails."""
+    """Run the command.
+
+    It exits with 2 and one line for a user's mistake, with 1 where a run fails, and with 130 (SIGINT) or 143
+    (SIGTERM) where a signal ends it.
+    """
     for stream in (sys.stdout, sys.stderr):
         # A code page may lack a letter, such as a Greek one.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
-    with speaking(Interface.COMMAND):
-        code = _run()
+    with Interrupts() as interrupts:
+        try:
+            with speaking(Interface.COMMAND):
+                code, text = _run()
+        except BaseException as error:
+            # An interrupt may come out as any error, for example of an import that it has broken off.
+            if interrupts.number is None:
+                raise
+            code, text = _INTERRUPTED, str(error) if isinstance(error, Interrupted) else "interrupted"
+        if code == _INTERRUPTED:
+            code = interrupts.code
+        if text:
+            print("flwr-kd: " + " ".join(text.split()), file=sys.stderr)
+        if interrupts.number is not None:
+            interrupts.leave()
     sys.exit(code)
 
 
-def _run() -> int:
+def _run() -> tuple[int, str]:
+    """Run the command; return its exit status and what is to be said about it."""
     try:
         # In this mode an Exit's code, and 130 after an interrupt, are returned.
         code = int(app(prog_name="flwr-kd", standalone_mode=False) or 0)
     except (ConfigError, DataError, ResultError, ResultExistsError, UsageError, ImportError) as error:
-        _fail(str(error), 2)
+        return 2, str(error)
     except click.UsageError as error:
-        _fail(usage_error(error), 2)
-    except click.Abort:
-        code = _INTERRUPTED
+        return 2, usage_error(error)
     except SimulationError as error:
-        _fail(str(error), 1)
-    if code == _INTERRUPTED:
-        _fail("interrupted", code)
-    return code
-
-
-def _fail(text: str, code: int) -> NoReturn:
-    print("flwr-kd: " + " ".join(text.split()), file=sys.stderr)
-    sys.exit(code)
+        return 1, str(error)
+    except Interrupted as error:
+        return _INTERRUPTED, str(error)
+    except (click.Abort, KeyboardInterrupt):
+        code = _INTERRUPTED
+    return code, "interrupted" if code == _INTERRUPTED else ""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flwr_kd.checks import read_whole_number, whole_number
+from flwr_kd.cli.interrupts import Interrupted
 from flwr_kd.cli.options import ARGUMENTS, RunOptions, UsageError, with_options
 from flwr_kd.experiments.options import ExperimentOptions
 
@@ -77,9 +78,12 @@ def _compare(methods: Sequence[str], experiment: ExperimentOptions, options: Run
         print(f"note: {experiment.attack} changes nothing of what {', '.join(unharmed)} send")
     if runs := plan.unfinished.runs:
         print(f"not run again: {', '.join(f'{run.method} (seed {run.seed})' for run in runs)}")
+    for name, seed, last in plan.unfinished.interrupted():
+        print(f"goes on after round {last}: {name} (seed {seed})")
     console = Console()
-    _run(plan, console, keep_arrays=not options.no_arrays)
-    result, file = comparison.write(plan)
+    with _says_how_to_resume(plan.unfinished):
+        _run(plan, console, keep_arrays=not options.no_arrays)
+        result, file = comparison.write(plan)
     picture = curves.plot(result, picture_file(file.parent, "curves"))
     console.print(table(result))
     print(f"result: {file.resolve()}")
@@ -111,13 +115,12 @@ def _run(plan: Plan, console: Console, *, keep_arrays: bool) -> None:
         TextColumn("rounds"),
         TimeElapsedColumn(),
     )
-    with _says_how_to_resume(plan.unfinished), Progress(*columns, console=console) as progress:
+    with Progress(*columns, console=console) as progress:
         bar = progress.add_task("", total=plan.rounds)
 
-        def begin(method: registry.Method, experiment: Experiment, finished: bool) -> None:
+        def begin(method: registry.Method, experiment: Experiment, done: int) -> None:
             progress.update(bar, description=f"{method.name}, seed {experiment.seed}")
-            if finished:
-                progress.advance(bar, experiment.rounds)
+            progress.advance(bar, done)
 
         comparison.run(
             plan, keep_arrays=keep_arrays, on_run=begin, on_round=lambda stats: progress.advance(bar)
@@ -126,19 +129,32 @@ def _run(plan: Plan, console: Console, *, keep_arrays: bool) -> None:
 
 @contextmanager
 def _says_how_to_resume(unfinished: Unfinished) -> Iterator[None]:
-    """Keep the finished runs of a comparison that ends early, and say how to resume it; remove what has none."""
+    """Keep what is done of a comparison that ends early, and say how to resume it; remove what has nothing."""
     try:
         yield
-    except BaseException:
-        if unfinished.runs:
-            count = len(unfinished.runs)
-            print(
-                f"{count} finished run{'' if count == 1 else 's'} kept in {str(unfinished.directory)!r}: the same "
-                "command with --resume goes on"
-            )
-        else:
+    except BaseException as error:
+        kept = _kept(unfinished)
+        if not kept:
             unfinished.remove()
+        if isinstance(error, KeyboardInterrupt):
+            raise Interrupted(
+                f"interrupted; {kept or 'no round was complete, and nothing is kept'}"
+            ) from None
+        if kept:
+            print(kept)
         raise
+
+
+def _kept(unfinished: Unfinished) -> str:
+    """Say what is done of a comparison, and how to go on; nothing if no round is."""
+    count = len(unfinished.runs)
+    parts = [f"{count} finished run{'' if count == 1 else 's'}"] if count else []
+    parts += [f"{name} (seed {seed}) up to round {last}" for name, seed, last in unfinished.interrupted()]
+    if not parts:
+        return ""
+    return (
+        f"{' and '.join(parts)} kept in {str(unfinished.directory)!r}: the same command with --resume goes on"
+    )
 
 
 def _seeds(text: str) -> list[int]:

@@ -431,6 +431,7 @@ class KDClient(NumPyClient, Generic[ConfigT]):
             server_round,
             known=int(config.get(flower_records.KNOWN, server_round)),
             saved=int(config.get(flower_records.SAVED, server_round - 1)),
+            whole=int(config.get(flower_records.WHOLE, 0)),
         )
         self._trained_round, self._lost_state = int(config.get(flower_records.TRAINED, 0)), False
         # A class variable cannot be of a type variable; the class statement names the same class twice.

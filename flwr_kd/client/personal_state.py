@@ -35,8 +35,9 @@ class StateError(RuntimeError):
 class PersonalState:
     """Save and load named tensors of one client and one run.
 
-    A ``state-dir`` keeps two rounds: the last one, and the last from which the server could be resumed. A resumed
-    server repeats later rounds, which must begin where they began the first time.
+    A ``state-dir`` keeps at most three rounds: the last one, and the last two from which the server could be
+    resumed, of which it may have written one only. A resumed server repeats later rounds, which must begin where
+    they began the first time.
 
     Parameters
     ----------
@@ -52,9 +53,10 @@ class PersonalState:
         self._folder = Path(str(folder)) if folder else None
         # A SuperNode's partition id outlives its node id, which a restart may change.
         self._node = context.node_config.get("partition-id", context.node_id)
-        self._run, self._round, self._known, self._saved = str(context.run_id), 0, _EVER, 0
+        self._run, self._round, self._known = str(context.run_id), 0, _EVER
+        self._needed: tuple[int, ...] = ()
 
-    def at(self, run: str, server_round: int, *, known: int, saved: int) -> None:
+    def at(self, run: str, server_round: int, *, known: int, saved: int, whole: int = 0) -> None:
         """Set the run and the round for loading and saving.
 
         Parameters
@@ -68,6 +70,8 @@ class PersonalState:
             interrupted.
         saved : int
             The last round from which the server could be resumed. The last model up to that round is kept.
+        whole : int
+            A later round from which it could be if it ended now, of which the same is kept.
 
         Raises
         ------
@@ -77,7 +81,7 @@ class PersonalState:
         if run and not (run.isascii() and run.isalnum() and len(run) <= _LONGEST_RUN):
             raise StateError(f"run-key must be at most {_LONGEST_RUN} letters and digits, got {run[:80]!r}")
         self._run = run or str(self._context.run_id)
-        self._round, self._known, self._saved = server_round, known, saved
+        self._round, self._known, self._needed = server_round, known, (saved, whole)
 
     def check(self, size: int) -> None:
         """Check that ``size`` bytes can be kept.
@@ -128,7 +132,8 @@ class PersonalState:
         try:
             write_atomically(self._file(self._round), save(tensors))
             files = self._files()
-            kept = {self._round, max((r for r in files if r <= self._saved), default=self._round)}
+            needed = (max((r for r in files if r <= last), default=self._round) for last in self._needed)
+            kept = {self._round, *needed}
             broken_off = self._folder.glob(f".{glob.escape(self._stem)}*")
             for file in (*(files[r] for r in files.keys() - kept), *broken_off):
                 file.unlink(missing_ok=True)

@@ -117,7 +117,8 @@ def compare(
     ConfigError, DataError, ResultError, ResultExistsError
         As :func:`prepare`.
     SimulationError
-        If a server failed. The runs before it are kept: ``resume=True`` continues after them.
+        If a server failed. The runs before it and its last complete round are kept: ``resume=True`` continues
+        after them.
     """
     plan = prepare(names, options, seeds=seeds, folder=folder, settings=settings, resume=resume, force=force)
     run(plan, keep_arrays=keep_arrays)
@@ -190,10 +191,12 @@ def run(
     plan: Plan,
     *,
     keep_arrays: bool = True,
-    on_run: Callable[[registry.Method, Experiment, bool], None] | None = None,
+    on_run: Callable[[registry.Method, Experiment, int], None] | None = None,
     on_round: Callable[[RoundStats], None] | None = None,
 ) -> None:
     """Run what is not finished; each finished run is on the disk before the next begins.
+
+    A run that is interrupted leaves the checkpoint of its last complete round.
 
     Parameters
     ----------
@@ -202,7 +205,7 @@ def run(
     keep_arrays : bool
         Whether each run's last arrays are kept.
     on_run : callable, optional
-        Called before each run with its method, its experiment, and whether it is finished already.
+        Called before each run with its method, its experiment, and the number of its rounds that are done already.
     on_round : callable, optional
         Called after every round.
 
@@ -214,12 +217,21 @@ def run(
     unfinished = plan.unfinished
     for method, experiment in plan.runs():
         finished = unfinished.find(method.name, experiment.seed) is not None
+        folder = unfinished.folder_of(method.name, experiment.seed)
         if on_run is not None:
-            on_run(method, experiment, finished)
+            on_run(method, experiment, experiment.rounds if finished else folder.last_round)
         if finished:
             continue
-        keep = unfinished.arrays_of(method.name, experiment.seed) if keep_arrays else None
-        result = runner.run(method, experiment, plan.configs[method.name], on_round=on_round, keep=keep)
+        unfinished.begin_run(method.name, experiment.seed)
+        result = runner.run(
+            method,
+            experiment,
+            plan.configs[method.name],
+            on_round=on_round,
+            checkpoint_dir=folder.path,
+            resume=folder.last_round > 0,
+            keep=unfinished.arrays_of(method.name, experiment.seed) if keep_arrays else None,
+        )
         unfinished.add(result)
 
 

@@ -1,7 +1,8 @@
 """A comparison on its way: the runs that are finished, kept beside the result until it is whole.
 
 While a comparison runs, its folder has ``.unfinished/``: a result of the runs that are finished, with their last
-arrays. An interrupted comparison leaves it in place, so that the same command can continue after the last of these.
+arrays, and a folder for the run that is under way. An interrupted comparison leaves it in place, so that the same
+command can continue after the last complete round.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from flwr_kd.experiments import saved_arrays
+from flwr_kd.experiments.run_folder import RunFolder
 from flwr_kd.results import files
 from flwr_kd.results.errors import ResultError, ResultExistsError
 from flwr_kd.results.schema import Comparison, RunResult
@@ -22,6 +24,7 @@ __all__ = ["FOLDER", "Unfinished"]
 
 FOLDER = ".unfinished"
 """Name of the folder inside a result's."""
+_RUNS = "runs"
 _OF_RUNS = ("model", "seeds", "attacker_ids")
 """Keys of a config that depend on its runs; all others must be the same when a comparison is resumed."""
 
@@ -64,6 +67,7 @@ class Unfinished:
     ) -> None:
         self.directory, self.path = directory, directory / FOLDER
         self.runs: list[RunResult] = []
+        self._begun: list[tuple[str, int]] = []
         self._models, self._hyperparameters = models, hyperparameters
         self._now = Comparison(
             {name: value for name, value in config.items() if name not in _OF_RUNS},
@@ -97,6 +101,11 @@ class Unfinished:
                 self._continue(self.path)
             elif whole:
                 self._continue(self.directory)
+            else:
+                raise ResultError(
+                    f"{option('resume')}: {str(self.directory)!r} has no comparison to go on with; leave "
+                    f"{option('resume')} out to begin one, or name the folder of another"
+                )
         elif self.path.exists():
             if not force:
                 raise ResultExistsError(
@@ -110,7 +119,7 @@ class Unfinished:
             raise ResultError(f"out: cannot write to {str(self.directory)!r}: {error.strerror}") from None
         if self.runs and not (self.path / files.FILE_NAME).exists():
             saved_arrays.copy(self.directory, self.path)
-            self._write()
+        self._write()
 
     def find(self, method: str, seed: int) -> RunResult | None:
         """Return a run if it is finished."""
@@ -120,10 +129,27 @@ class Unfinished:
         """Return the folder for a run's last arrays."""
         return saved_arrays.folder_of(self.path, method, seed)
 
+    def folder_of(self, method: str, seed: int) -> RunFolder:
+        """Return the folder that a run has while it is under way."""
+        return RunFolder(self.path / _RUNS / f"{method}-seed{seed}")
+
+    def begin_run(self, method: str, seed: int) -> None:
+        """Note that a run begins, and with which settings: it goes on with the same only."""
+        if (method, seed) not in self._begun:
+            self._begun.append((method, seed))
+            self._write()
+
     def add(self, run: RunResult) -> None:
-        """Save a run that has just finished, all of it or nothing."""
+        """Save a run that has just finished, all of it or nothing, and remove what it needed to go on."""
         self.runs.append(run)
+        self._begun = [begun for begun in self._begun if begun != (run.method, run.seed)]
         self._write()
+        shutil.rmtree(self.folder_of(run.method, run.seed).path, ignore_errors=True)
+
+    def interrupted(self) -> list[tuple[str, int, int]]:
+        """Return method, seed and last complete round of each run that was interrupted after its first."""
+        rounds = ((*begun, self.folder_of(*begun).last_round) for begun in self._begun)
+        return [run for run in rounds if run[2]]
 
     def finish(self, comparison: Comparison) -> Path:
         """Replace an earlier result by the whole comparison, and return the result's file.
@@ -144,13 +170,16 @@ class Unfinished:
             self.directory.rmdir()
 
     def _write(self) -> None:
-        config = {**self._now.config, "model": self._models_of_runs()}
-        files.save(
-            Comparison(config, self._now.versions, self._now.command, tuple(self.runs)), self.path, force=True
-        )
-
-    def _models_of_runs(self) -> dict[str, str]:
-        return {run.method: self._models[run.method] for run in self.runs if run.method in self._models}
+        begun = [
+            RunResult(method, seed, (), dict(self._hyperparameters[method])) for method, seed in self._begun
+        ]
+        runs = (*self.runs, *begun)
+        names = {run.method for run in runs}
+        config = {
+            **self._now.config,
+            "model": {name: self._models[name] for name in self._models if name in names},
+        }
+        files.save(Comparison(config, self._now.versions, self._now.command, runs), self.path, force=True)
 
     def _continue(self, directory: Path) -> None:
         saved = files.load(directory)
@@ -173,7 +202,8 @@ class Unfinished:
             now = RunResult(run.method, run.seed, (), wanted).hyperparameters
             before = {**run.hyperparameters, "model": model}
             self._check_same(directory, run.method, before, now, sorted({*before, *now}))
-        self.runs = list(saved.runs)
+        self.runs = [run for run in saved.runs if run.rounds]
+        self._begun = [(run.method, run.seed) for run in saved.runs if not run.rounds]
 
     def _check_same(
         self,

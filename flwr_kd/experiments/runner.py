@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import math
 import tempfile
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from flwr_kd.experiments.evaluation import evaluator
 from flwr_kd.experiments.experiment import Experiment, attacker_ids
 from flwr_kd.experiments.malicious_client import MaliciousClient
 from flwr_kd.experiments.ray_backend import run_ray
+from flwr_kd.experiments.run_folder import CHECKPOINT_SECONDS, RunFolder
 from flwr_kd.learning.device import one_thread
 from flwr_kd.learning.weights import size_of
 from flwr_kd.results.schema import RoundResult, RunResult
@@ -83,10 +85,10 @@ def run(
     on_round : callable, optional
         Called after every round.
     checkpoint_dir : path, optional
-        A folder to which arrays and the method's state are written after every round.
+        A folder for what an interrupted run needs to go on: the last complete round, at most every few seconds, the
+        numbers of all rounds, and the clients' personal models. Without ``resume`` an earlier run's are removed.
     resume : bool
-        Continue after the checkpoint's round. Personal models are not in the checkpoint, and are lost with the
-        simulation.
+        Go on after the last complete round, with the numbers of a run that was not interrupted.
     keep : path, optional
         A folder, made if it does not exist, into which the last global arrays and the strategy's own state
         are written as a :class:`~flwr_kd.server.checkpoint.Checkpoint`. Not made if the method has neither.
@@ -109,14 +111,18 @@ def run(
     bundle = bundle_of(experiment)
     config.check_classes(bundle.num_classes)
     _check_attack(experiment, bundle)
+    folder = None if checkpoint_dir is None else RunFolder(checkpoint_dir)
+    if folder is not None and not resume:
+        folder.clear()
     strategy = method.strategy(
         config,
         **server_options(method, experiment),
         seed=experiment.seed,
         fraction_train=experiment.fraction_train,
         min_available_nodes=experiment.clients,
-        on_round=on_round,
+        on_round=_noting(folder, on_round),
         checkpoint_dir=checkpoint_dir,
+        checkpoint_seconds=CHECKPOINT_SECONDS,
         resume=resume,
     )
     initial = ArrayRecord(experiment.build_model().state_dict()) if strategy.sends_weights else ArrayRecord()
@@ -132,8 +138,8 @@ def run(
             outcome.failure = error
 
     backend = run_inline if experiment.backend == "inline" else run_ray
-    with tempfile.TemporaryDirectory(prefix="flwr-kd-state-") as folder:
-        build = functools.partial(build_client, method.name, experiment, _state_dir(experiment, folder))
+    with _state_dir(experiment, folder) as state_dir:
+        build = functools.partial(build_client, method.name, experiment, state_dir)
         backend(ClientApp(client_fn=build), experiment, serve)
     if outcome.result is None:
         reason = outcome.failure or "it ended without a result"
@@ -145,7 +151,7 @@ def run(
     return RunResult(
         method=method.name,
         seed=experiment.seed,
-        rounds=tuple(round_result(stats) for stats in outcome.result.rounds),
+        rounds=_all_rounds(folder, outcome.result),
         hyperparameters=dict(config.to_wire()),
         histogram=histogram(labels, [train for train, _ in splits], bundle.num_classes),
     )
@@ -262,11 +268,48 @@ def build_client(method_name: str, experiment: Experiment, state_dir: str | None
     return client.to_client()
 
 
-def _state_dir(experiment: Experiment, folder: str) -> str | None:
-    """Return the folder for personal models if they are too large to travel with each message, else None."""
+@contextmanager
+def _state_dir(experiment: Experiment, folder: RunFolder | None) -> Iterator[str | None]:
+    """Return the folder for personal models; None where they are small and need not outlive the run.
+
+    Then they travel with each message, in Flower's client state.
+    """
+    if folder is not None:
+        try:
+            yield str(folder.personal)
+        finally:
+            folder.close()
+        return
     states = [experiment.build_model(index).state_dict() for index in range(len(experiment.models))]
-    size = max(size_of(state) for state in states)
-    return folder if size > LARGE_STATE else None
+    if max(size_of(state) for state in states) <= LARGE_STATE:
+        yield None
+        return
+    # A worker that is being ended may still write.
+    with tempfile.TemporaryDirectory(prefix="flwr-kd-state-", ignore_cleanup_errors=True) as temporary:
+        yield temporary
+
+
+def _noting(
+    folder: RunFolder | None, on_round: Callable[[RoundStats], None] | None
+) -> Callable[[RoundStats], None] | None:
+    """Return a function that keeps a round's numbers, and then calls ``on_round``."""
+    if folder is None:
+        return on_round
+
+    def note(stats: RoundStats) -> None:
+        folder.add(round_result(stats))
+        if on_round is not None:
+            on_round(stats)
+
+    return note
+
+
+def _all_rounds(folder: RunFolder | None, result: KDResult) -> tuple[RoundResult, ...]:
+    """Return the numbers of all rounds, also of those before the run was resumed."""
+    rounds = [round_result(stats) for stats in result.rounds]
+    first = rounds[0].round if rounds else math.inf
+    earlier = [] if folder is None else [other for other in folder.rounds() if other.round < first]
+    return (*earlier, *rounds)
 
 
 def run_inline(app: ClientApp, experiment: Experiment, serve: Callable[[Grid], None]) -> None:

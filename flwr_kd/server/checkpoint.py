@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from logging import WARNING
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 from flwr.app import Array, ArrayRecord
+from flwr.common.logger import log
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
@@ -18,12 +21,14 @@ from flwr_kd.checks import ConfigError
 from flwr_kd.files import write_atomically
 from flwr_kd.text import first_line
 
-__all__ = ["CHECKPOINT", "Checkpoint"]
+__all__ = ["CHECKPOINT", "Checkpoint", "CheckpointWriter"]
 
 NDArray = npt.NDArray[Any]
 CHECKPOINT = "checkpoint.safetensors"
 _VERSION = "2"
 """Version of the file's names and metadata. flwr-kd 0.1 wrote version 1."""
+_SHARE = 0.05
+"""Largest share of the time that is spent on writing checkpoints, where they need not follow each round."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +100,15 @@ class Checkpoint:
         write_atomically(path, save(tensors, metadata=metadata))
         return path
 
+    @staticmethod
+    def last_round(folder: Path) -> int:
+        """Return the round of a folder's checkpoint, and read nothing else; 0 if there is none that can be read."""
+        try:
+            with safe_open(folder / CHECKPOINT, framework="numpy") as file:
+                return int((file.metadata() or {}).get("round", 0))
+        except (SafetensorError, OSError, ValueError):
+            return 0
+
     @classmethod
     def load(cls, folder: Path, strategy: str) -> Self | None:
         """Read a strategy's checkpoint; None if there is none.
@@ -137,3 +151,61 @@ class Checkpoint:
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(f"{path} lacks {first_line(error)}, or has it in another form") from None
+
+
+class CheckpointWriter:
+    """Writes a run's checkpoints, each of them or as many as the time allows.
+
+    Parameters
+    ----------
+    folder : Path, optional
+        Nothing is kept without one.
+    seconds : float
+        Minimum number of seconds between two checkpoints; 0 writes each.
+
+    Attributes
+    ----------
+    saved : int
+        The last round that was written; 0 if there is none.
+    """
+
+    def __init__(self, folder: Path | None, seconds: float) -> None:
+        self.folder, self.seconds = folder, seconds
+        self.saved = 0
+        self._waiting: Checkpoint | None = None
+        self._due = time.monotonic() + seconds
+
+    @property
+    def whole(self) -> int:
+        """The last round that was written or can still be."""
+        return self.saved if self._waiting is None else self._waiting.server_round
+
+    def offer(self, checkpoint: Checkpoint) -> None:
+        """Keep a checkpoint in memory, and write it once the time has come."""
+        self._waiting = checkpoint
+        if time.monotonic() >= self._due:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write the checkpoint that is only in memory, if there is one.
+
+        If that fails, for example on a full disk, there is a warning, and the checkpoint of an earlier round stays.
+        """
+        checkpoint = self._waiting
+        if checkpoint is None or self.folder is None:
+            return
+        begun = time.monotonic()
+        try:
+            checkpoint.save(self.folder)
+            self.saved = checkpoint.server_round
+        except OSError as error:
+            log(
+                WARNING,
+                "round %d: no checkpoint could be written (%s); the run goes on, the one of before stays",
+                checkpoint.server_round,
+                error,
+            )
+        # Not before: what interrupts the writing is followed by another flush.
+        self._waiting = None
+        now = time.monotonic()
+        self._due = now + max(self.seconds, (now - begun) / _SHARE if self.seconds else 0.0)

@@ -29,22 +29,28 @@ class PersonalRounds:
         By client key, the last round in which it trained; it travels as ``trained-round``.
     asked : dict of int to int
         By client key, the last round in which it was asked to train; it travels as ``known-round``.
-    saved : int
-        The last round from which the server could be resumed; it travels as ``saved-round``.
     resumed : int
         The round after which this run was resumed; 0 in a new run.
     """
 
     trained: dict[int, int] = field(default_factory=dict)
     asked: dict[int, int] = field(default_factory=dict)
-    saved: int = 0
     resumed: int = 0
 
-    def ask(self, node: Node, server_round: int, *, first_phase: bool, saved: int) -> dict[str, int]:
+    def ask(
+        self, node: Node, server_round: int, *, first_phase: bool, saved: int, whole: int
+    ) -> dict[str, int]:
         """Return what a client must know about its personal model in a phase, and note that it was asked.
 
         In the first phase, the model of any round after the last in which this run asked the client does not count:
         a run that was broken off may have left it.
+
+        Parameters
+        ----------
+        saved : int
+            The last round from which the server could be resumed; it travels as ``saved-round``.
+        whole : int
+            The last round from which it could be if it ended now, where that is another one: ``whole-round``.
         """
         known = server_round
         if first_phase:
@@ -54,6 +60,7 @@ class PersonalRounds:
             flower_records.TRAINED: self.trained.get(node.key, 0),
             flower_records.KNOWN: known,
             flower_records.SAVED: saved,
+            **({flower_records.WHOLE: whole} if whole != saved else {}),
         }
 
 

@@ -6,7 +6,6 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
 from logging import INFO, WARNING
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flwr.app import ArrayRecord, Message, MetricRecord
@@ -14,7 +13,7 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from flwr_kd.checks import ConfigError
-from flwr_kd.server.checkpoint import CHECKPOINT, Checkpoint
+from flwr_kd.server.checkpoint import CHECKPOINT, Checkpoint, CheckpointWriter
 from flwr_kd.server.measurements import mean_evaluation, summarise
 from flwr_kd.server.messages import Messages, PersonalRounds
 from flwr_kd.server.nodes import Roster, draw
@@ -52,6 +51,8 @@ class Run:
         The clients.
     personal : PersonalRounds
         What is known about the clients' personal models.
+    checkpoints : CheckpointWriter
+        Writes the rounds from which the run could be resumed.
     checker : ReplyChecker
         Checks the replies.
     voids : int
@@ -70,6 +71,7 @@ class Run:
         question = {**strategy.config.to_wire(), flower_records.SEED: strategy.seed}
         self.roster = Roster(self._refusal, question, timeout)
         self.personal = PersonalRounds()
+        self.checkpoints = CheckpointWriter(strategy.checkpoint_dir, strategy.checkpoint_seconds)
         self.checker = ReplyChecker(strategy)
         self.voids = 0
         self.begun = False
@@ -101,30 +103,51 @@ class Run:
         result.arrays = arrays
         self._evaluate_at_server(evaluate_fn, first_round - 1, arrays, result)
         strategy.begin(self.roster.wait(grid, strategy.min_available_nodes))
-        for server_round in range(first_round, strategy.num_rounds + 1):
-            begun = time.monotonic()
-            log(INFO, "[ROUND %d/%d]", server_round, strategy.num_rounds)
-            strategy.stats = stats = RoundStats(server_round)
-            arrays, replies = self.phases(grid, server_round, arrays, train_config or {})
-            metrics = summarise(replies, stats, strategy.reply_metrics)
-            if metrics is not None:
-                result.train_metrics_clientapp[server_round] = metrics
-            result.arrays = arrays
-            if stats.void:
-                self.end_if_void()
-            else:
+        try:
+            for server_round in range(first_round, strategy.num_rounds + 1):
+                self._execute_round(
+                    grid, server_round, result, train_config or {}, evaluate_config or {}, evaluate_fn
+                )
+        finally:
+            # Also after an error or an interrupt: the last complete round is what the run can be resumed from.
+            self.checkpoints.flush()
+        return result
+
+    def _execute_round(
+        self,
+        grid: Grid,
+        server_round: int,
+        result: KDResult,
+        train_config: Mapping[str, Any],
+        evaluate_config: Mapping[str, Any],
+        evaluate_fn: EvaluateFn | None,
+    ) -> None:
+        """Run one round, and add it to the result."""
+        strategy, begun = self.strategy, time.monotonic()
+        log(INFO, "[ROUND %d/%d]", server_round, strategy.num_rounds)
+        strategy.stats = stats = RoundStats(server_round)
+        arrays, replies = self.phases(grid, server_round, result.arrays, train_config)
+        metrics = summarise(replies, stats, strategy.reply_metrics)
+        if metrics is not None:
+            result.train_metrics_clientapp[server_round] = metrics
+        result.arrays = arrays
+        if stats.void:
+            self.end_if_void()
+        else:
+            if not strategy.checkpoint_seconds:
                 # The round is done: keep it before anything else, which may fail.
                 self.save_checkpoint(server_round, arrays)
-                messages = self.evaluate_messages(server_round, arrays, evaluate_config or {})
-                metrics = self.mean_evaluation(receive(grid, messages, self.timeout))
-                if metrics is not None:
-                    result.evaluate_metrics_clientapp[server_round] = metrics
-            stats.seconds = time.monotonic() - begun
-            self._evaluate_at_server(evaluate_fn, server_round, arrays, result)
-            result.rounds.append(stats)
-            if strategy.on_round is not None:
-                strategy.on_round(stats)
-        return result
+            messages = self.evaluate_messages(server_round, arrays, evaluate_config)
+            metrics = self.mean_evaluation(receive(grid, messages, self.timeout))
+            if metrics is not None:
+                result.evaluate_metrics_clientapp[server_round] = metrics
+        stats.seconds = time.monotonic() - begun
+        self._evaluate_at_server(evaluate_fn, server_round, arrays, result)
+        result.rounds.append(stats)
+        if strategy.on_round is not None:
+            strategy.on_round(stats)
+        if strategy.checkpoint_seconds and not stats.void:
+            self.save_checkpoint(server_round, arrays)
 
     def phases(
         self, grid: Grid, server_round: int, arrays: ArrayRecord, extra: Mapping[str, Any]
@@ -232,7 +255,9 @@ class Run:
         """Return a phase's messages in the order of partition ids, and count their bytes."""
         strategy = self.strategy
         # Without checkpoints nothing is ever resumed: clients need nothing older than the round before.
-        saved = server_round - 1 if strategy.checkpoint_dir is None else self.personal.saved
+        saved = whole = server_round - 1
+        if strategy.checkpoint_dir is not None:
+            saved, whole = self.checkpoints.saved, self.checkpoints.whole
         return self.messages.train(
             phase,
             server_round,
@@ -240,7 +265,7 @@ class Run:
             strategy.stats,
             names_of=lambda node: strategy.template_of(node).names,
             personal=lambda node: self.personal.ask(
-                node, server_round, first_phase=phase == strategy.phases[0], saved=saved
+                node, server_round, first_phase=phase == strategy.phases[0], saved=saved, whole=whole
             ),
             extra=extra,
         )
@@ -336,7 +361,7 @@ class Run:
         strategy = self.strategy
         if strategy.resume and (restored := self.load_checkpoint()) is not None:
             last, restored_arrays = restored
-            self.personal.saved = self.personal.resumed = last
+            self.checkpoints.saved = self.personal.resumed = last
             log(INFO, "Resuming after round %d", last)
             return last, restored_arrays or arrays
         if strategy.checkpoint_dir is not None and (strategy.checkpoint_dir / CHECKPOINT).exists():
@@ -344,37 +369,23 @@ class Run:
             log(WARNING, "%s is replaced; resume=True would go on from it", path)
         return 0, arrays
 
-    def save_checkpoint(self, server_round: int, arrays: ArrayRecord) -> Path | None:
-        """Write the global arrays and the method's state, where ``checkpoint_dir`` is set; return the file.
-
-        If that fails, for example on a full disk, the checkpoint of an earlier round stays, and None is returned
-        with a warning.
-        """
+    def save_checkpoint(self, server_round: int, arrays: ArrayRecord) -> None:
+        """Keep the global arrays and the method's state after a round, where ``checkpoint_dir`` is set."""
         strategy = self.strategy
         if strategy.checkpoint_dir is None:
-            return None
-        checkpoint = Checkpoint(
-            type(strategy).__name__,
-            server_round,
-            strategy.config.to_wire(),
-            strategy.seed,
-            arrays,
-            strategy.state_arrays(),
-            run=self.key,
-            trained=self.personal.trained,
-        )
-        try:
-            path = checkpoint.save(strategy.checkpoint_dir)
-        except OSError as error:
-            log(
-                WARNING,
-                "round %d: no checkpoint could be written (%s); the run goes on, the one of before stays",
+            return
+        self.checkpoints.offer(
+            Checkpoint(
+                type(strategy).__name__,
                 server_round,
-                error,
+                strategy.config.to_wire(),
+                strategy.seed,
+                arrays,
+                strategy.state_arrays(),
+                run=self.key,
+                trained=dict(self.personal.trained),
             )
-            return None
-        self.personal.saved = server_round
-        return path
+        )
 
     def load_checkpoint(self) -> tuple[int, ArrayRecord | None] | None:
         """Read the checkpoint into the strategy: the last round and its arrays; None if there is no checkpoint.

@@ -70,6 +70,10 @@ class KDStrategy(Strategy, Generic[ConfigT, PayloadT]):
     resume : bool
         Go on after the round of the checkpoint, if there is one. Clients go on with their personal models if these
         outlived the run, which needs a ``state-dir`` in their node configs.
+    checkpoint_seconds : float
+        Minimum number of seconds between two checkpoints, for rounds that are shorter than the writing of one: at
+        most a twentieth of the time is spent on it. The last complete round is also written where the run ends by
+        an error or an interrupt. With 0 there is one after every round, before the round is evaluated.
     on_round : callable, optional
         Called with the :class:`RoundStats` after every round.
     **hyperparameters
@@ -123,6 +127,7 @@ class KDStrategy(Strategy, Generic[ConfigT, PayloadT]):
         max_examples: int = MAX_EXAMPLES,
         checkpoint_dir: str | Path | None = None,
         resume: bool = False,
+        checkpoint_seconds: float = 0.0,
         on_round: Callable[[RoundStats], None] | None = None,
         **hyperparameters: Any,
     ) -> None:
@@ -140,6 +145,7 @@ class KDStrategy(Strategy, Generic[ConfigT, PayloadT]):
         whole_number("max_void_rounds", max_void_rounds, 1, 2**31)
         whole_number("max_payload_bytes", max_payload_bytes, 1, 2**31 - 2**20)
         whole_number("max_examples", max_examples, 1, 2**53)
+        number("checkpoint_seconds", checkpoint_seconds, 0)
         if resume and checkpoint_dir is None:
             raise ConfigError("resume=True needs checkpoint_dir")
         self.fraction_train, self.fraction_evaluate = fraction_train, fraction_evaluate
@@ -147,7 +153,7 @@ class KDStrategy(Strategy, Generic[ConfigT, PayloadT]):
         self.seed, self.max_payload_bytes = seed, max_payload_bytes
         self.max_void_rounds, self.max_examples = max_void_rounds, max_examples
         self.checkpoint_dir = None if checkpoint_dir is None else Path(checkpoint_dir)
-        self.resume, self.on_round = resume, on_round
+        self.resume, self.on_round, self.checkpoint_seconds = resume, on_round, checkpoint_seconds
         self.template = ArrayTemplate()
         self.stats = RoundStats(0)
         self.num_rounds = 0

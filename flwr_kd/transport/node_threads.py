@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import torch
 
-__all__ = ["Job", "NodeThreads"]
+__all__ = ["Job", "NodeThreads", "ask_to_end"]
 
 _ENDING_SECONDS = 1.0
 
@@ -66,15 +66,11 @@ class Job:
         return self._done.wait(min(max(seconds, 0.0), threading.TIMEOUT_MAX))
 
     def abandon(self) -> None:
-        """Give the call up, and ask its thread to end.
-
-        Python cannot end a thread: it raises SystemExit there before the next step of Python code, which a step
-        that never returns does not reach.
-        """
+        """Give the call up, and ask its thread to end."""
         self.abandoned = True
         thread = self._thread
         if thread is not None:
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(SystemExit))
+            ask_to_end(thread)
 
 
 class NodeThreads:
@@ -122,6 +118,19 @@ class NodeThreads:
     def _start(self) -> None:
         self._threads += 1
         threading.Thread(target=_work, args=(self._jobs,), daemon=True, name="flwr-kd-node").start()
+
+
+def ask_to_end(thread: int) -> None:
+    """Raise SystemExit in a thread, before its next step of Python code.
+
+    Python cannot end a thread. A step that never returns, for example a call into C, is not reached.
+
+    Parameters
+    ----------
+    thread : int
+        Its identifier, as from :func:`threading.get_ident`.
+    """
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(SystemExit))
 
 
 def _work(jobs: queue.SimpleQueue[Job | None]) -> None:

@@ -189,7 +189,7 @@ def test_an_interrupt_exits_with_130(command: Command, monkeypatch: pytest.Monke
     monkeypatch.setattr(runner, "run", interrupt)
     code, _, err = command("simulate", "fedavg", *SMALL)
     assert code == 130
-    assert err.splitlines()[-1] == "flwr-kd: interrupted"
+    assert err.splitlines()[-1].startswith("flwr-kd: interrupted")
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from flwr_kd import registry
 from flwr_kd.experiments import runner, saved_arrays
 from flwr_kd.results import files, provenance
 from tests.cli.commands import PAIR, TINY, Command, Outcome, kept_files, numbers
@@ -36,8 +37,10 @@ def test_finished_runs_are_not_run_again(
 ) -> None:
     assert command(*PAIR, "--out", "whole").code == 0
     code, out, err = interrupted(command, monkeypatch, ("fedavg", 1), *PAIR, "--out", "o")
-    assert (code, err.splitlines()[-1]) == (130, "flwr-kd: interrupted")
-    assert "2 finished runs kept in 'o': the same command with --resume goes on" in out
+    assert (code, err.splitlines()[-1]) == (
+        130,
+        "flwr-kd: interrupted; 2 finished runs kept in 'o': the same command with --resume goes on",
+    )
     assert not (tmp_path / "o" / "result.json").exists()
     ran.clear()
     code, out, _ = command(*PAIR, "--out", "o", "--resume")
@@ -159,6 +162,53 @@ def test_an_unfinished_comparison_is_not_lost_by_mistake(
 def test_nothing_is_left_where_no_run_was_finished(
     command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    code, out, _ = interrupted(command, monkeypatch, ("fedavg", 0), *PAIR, "--out", "o")
-    assert (code, "kept" in out) == (130, False)
+    code, _, err = interrupted(command, monkeypatch, ("fedavg", 0), *PAIR, "--out", "o")
+    assert (code, err) == (130, "flwr-kd: interrupted; no round was complete, and nothing is kept\n")
     assert not (tmp_path / "o").exists()
+
+
+@pytest.mark.usefixtures("no_run")
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_folder_without_a_comparison_cannot_be_resumed(
+    command: Command, exists: bool, tmp_path: Path
+) -> None:
+    if exists:
+        (tmp_path / "o").mkdir()
+    code, _, err = command("simulate", "fedavg", *TINY, "--out", "o", "--resume")
+    assert code == 2
+    assert "--resume: 'o' has no comparison to go on with; leave --resume out to begin one" in err
+    assert (tmp_path / "o").exists() == exists
+
+
+LONGER = ("compare", "fedproto", "fedhkd", *TINY, "--rounds", "3", "--seeds", "0")
+
+
+def test_a_run_that_is_interrupted_goes_on_after_its_last_complete_round(
+    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The second run is interrupted in its last round. What it needed to go on is removed in the end."""
+    assert command(*LONGER, "--out", "whole").code == 0
+    strategy = registry.get("fedhkd").strategy
+    real = strategy.aggregate_phase
+
+    def stop(self: Any, phase: str, server_round: int, *args: Any) -> Any:
+        if server_round == 3:
+            raise KeyboardInterrupt
+        return real(self, phase, server_round, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(strategy, "aggregate_phase", stop)
+        code, _, err = command(*LONGER, "--out", "o")
+    assert (code, err.splitlines()[-1]) == (
+        130,
+        "flwr-kd: interrupted; 1 finished run and fedhkd (seed 0) up to round 2 kept in 'o': the same command with "
+        "--resume goes on",
+    )
+    code, _, err = command(*LONGER, "--set", "gamma=0.9", "--out", "o", "--resume")
+    assert (code, "another gamma (fedhkd)" in err) == (2, True)
+    code, out, _ = command(*LONGER, "--out", "o", "--resume")
+    assert code == 0
+    assert "goes on after round 2: fedhkd (seed 0)" in out
+    assert numbers(tmp_path / "o") == numbers(tmp_path / "whole")
+    assert kept_files(tmp_path / "o") == kept_files(tmp_path / "whole")
+    assert not (tmp_path / "o" / ".unfinished").exists()

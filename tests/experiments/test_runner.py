@@ -218,14 +218,6 @@ def test_a_failing_server_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(caught.value.__cause__, ArithmeticError)
 
 
-def test_resume_goes_on_where_the_run_was_cut_off(tmp_path: Any) -> None:
-    method = registry.get("fedhkd")
-    whole = run(method, Experiment(**{**SMALL, "rounds": 3}))
-    run(method, Experiment(**SMALL), checkpoint_dir=tmp_path)
-    rest = run(method, Experiment(**{**SMALL, "rounds": 3}), checkpoint_dir=tmp_path, resume=True)
-    assert untimed(rest) == untimed(whole)[2:]
-
-
 def test_a_fraction_of_the_clients() -> None:
     result = run(registry.get("fedavg"), Experiment(**{**SMALL, "fraction_train": 0.34}))
     assert [each.participants for each in result.rounds] == [1, 1]

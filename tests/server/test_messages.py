@@ -96,14 +96,16 @@ def test_the_runs_own_scalars_win_over_the_callers() -> None:
 
 def test_what_a_client_must_know_of_its_personal_model() -> None:
     rounds, node = PersonalRounds(), Node(7, 1)
-    assert rounds.ask(node, 1, first_phase=True, saved=0) == known(0, 0, 0)
+    assert rounds.ask(node, 1, first_phase=True, saved=0, whole=0) == known(0, 0, 0)
     rounds.trained[1] = 1
-    assert rounds.ask(node, 1, first_phase=False, saved=0) == known(1, 1, 0)
+    assert rounds.ask(node, 1, first_phase=False, saved=0, whole=0) == known(1, 1, 0)
     # It was not drawn in rounds 2 and 3: a model of round 1 counts.
-    assert rounds.ask(node, 4, first_phase=True, saved=3) == known(1, 1, 3)
+    assert rounds.ask(node, 4, first_phase=True, saved=3, whole=3) == known(1, 1, 3)
     # A server that was resumed after round 4 has not asked anyone yet.
-    resumed = PersonalRounds(trained={1: 4}, saved=4, resumed=4)
-    assert resumed.ask(node, 6, first_phase=True, saved=5) == known(4, 4, 5)
+    resumed = PersonalRounds(trained={1: 4}, resumed=4)
+    # Round 5 is complete, and not written yet.
+    asked = resumed.ask(node, 6, first_phase=True, saved=4, whole=5)
+    assert asked == {**known(4, 4, 4), "whole-round": 5}
 
 
 def known(trained: int, known_round: int, saved: int) -> dict[str, int]:

@@ -1,0 +1,108 @@
+"""Ctrl-C and SIGTERM in each phase of the command: it ends in order, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.processes import Process, guarded, start_environment
+
+# A signal to the group goes to all that the command has started, as from a terminal.
+SINGLE, GROUP_TWICE = (os.kill, 1), (os.killpg, 2)
+HINT = "same command with --resume goes on"
+
+Start = Callable[..., Process]
+
+
+@pytest.fixture
+def temporary() -> Iterator[Path]:
+    """Return the folder for temporary files; Ray needs one with a short path."""
+    folder = Path(tempfile.mkdtemp(prefix="fk-"))
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def start(tmp_path: Path, temporary: Path) -> Iterator[Start]:
+    """Return a function that starts a command of a hundred thousand rounds."""
+    environment = {
+        **start_environment(tmp_path),
+        "TMPDIR": str(temporary),
+        "COLUMNS": "300",
+        "OMP_NUM_THREADS": "1",
+    }
+    # A cache of PyTorch's, which is meant to stay.
+    environment["TORCHINDUCTOR_CACHE_DIR"] = str(tmp_path / "inductor")
+
+    def simulate(*args: str) -> Process:
+        words = [
+            "-m",
+            "flwr_kd.cli",
+            "simulate",
+            *args,
+            "--rounds",
+            "100000",
+            "--clients",
+            "2",
+            "--limit",
+            "60",
+        ]
+        command = [sys.executable, "-u", *words, "--device", "cpu", "--verbose", "--out", "o"]
+        return Process(command, tmp_path / "log", environment)
+
+    with guarded(tmp_path):
+        yield simulate
+
+
+def interrupt(
+    process: Process, temporary: Path, number: int, kill: Callable[[int, int], None], times: int
+) -> str:
+    """Send signals, wait for the end of all that runs, and return what was printed."""
+    for _ in range(times):
+        with suppress(ProcessLookupError):
+            kill(process.pid, number)
+        time.sleep(0.3)
+    assert process.wait(60) == 128 + number
+    assert "Traceback" not in process.log
+    assert list(temporary.iterdir()) == []
+    return process.log.strip().splitlines()[-1]
+
+
+@pytest.mark.program
+@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize(("number", "how"), [(signal.SIGINT, SINGLE), (signal.SIGTERM, GROUP_TWICE)])
+def test_in_the_rounds_of_the_inline_backend(
+    start: Start, temporary: Path, workers: str, number: int, how: tuple[Callable[..., None], int]
+) -> None:
+    process = start("fedproto", "--backend", "inline", "--workers", workers)
+    process.wait_for_log(r"\[ROUND 3/")
+    last = interrupt(process, temporary, number, *how)
+    assert last.startswith("flwr-kd: interrupted; fedproto (seed 0) up to round ")
+    assert last.endswith(HINT)
+
+
+@pytest.mark.program
+def test_before_the_rounds(start: Start, temporary: Path) -> None:
+    process = start("fedavg", "--backend", "inline")
+    time.sleep(1.0)
+    assert interrupt(process, temporary, signal.SIGINT, *GROUP_TWICE).startswith("flwr-kd: interrupted")
+    assert not (process.log_file.parent / "o").exists()
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize(("number", "how"), [(signal.SIGINT, SINGLE), (signal.SIGTERM, GROUP_TWICE)])
+def test_in_the_rounds_of_ray(
+    start: Start, temporary: Path, number: int, how: tuple[Callable[..., None], int]
+) -> None:
+    process = start("fedproto", "--backend", "ray", "--workers", "1")
+    process.wait_for_log(r"\[ROUND 3/")
+    assert interrupt(process, temporary, number, *how).endswith(HINT)
