@@ -9,7 +9,6 @@ from __future__ import annotations
 import csv
 import itertools
 import re
-import warnings
 from array import array
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from flwr_kd.checks import DataError, plain_number
 from flwr_kd.data._base import AnyArray
 from flwr_kd.data._files import check_regular
 from flwr_kd.text import shown
+from flwr_kd.wording import warn_once
 
 __all__ = ["Table", "read_table"]
 
@@ -313,11 +313,13 @@ def _check_row_numbers(form: _Form, table: Table) -> None:
         is_index = re.sub(r"[^a-z0-9]", "", name.lower()) in _INDEX_NAMES
         consecutive = count > 1 and bool((np.diff(values) == 1).all())
         distinct = is_index and count >= _TELLING_ROWS and len(np.unique(values)) == count
-        text = f"{form.path}, column {form.title(column)} numbers the rows, and may give their labels away"
+        span = f"from {values.min():.0f} to {values.max():.0f}" if count else ""
+        where = f"{form.path}, column {form.title(column)}"
+        text = f"{where} numbers the rows {span}, and may give their labels away"
         if is_index and (consecutive or distinct):
             raise DataError(f"{text}: remove it (in pandas: to_csv(..., index=False))")
         if consecutive and count >= _TELLING_ROWS:
-            warnings.warn(f"{text}: remove it if it is no feature", stacklevel=2)
+            warn_once(f"{text}: remove it if it is no feature")
 
 
 def _warn_of_labels(form: _Form, table: Table) -> None:
@@ -328,10 +330,9 @@ def _warn_of_labels(form: _Form, table: Table) -> None:
     for j, column in enumerate(form.features):
         # Most columns are ruled out by their first rows.
         if all(_renames(table.features[:rows, j], labels[:rows]) for rows in (100, None)) and len(names) > 1:
-            warnings.warn(
-                f"{form.path}, column {form.title(column)} has one value per class, as if it were the labels "
-                f"{table.label_title} again: remove it if it is no feature",
-                stacklevel=2,
+            warn_once(
+                f"{form.path}, column {form.title(column)} has one value for each of {len(names)} classes, like the "
+                f"labels {table.label_title} under another name: remove it if it is no feature"
             )
 
 

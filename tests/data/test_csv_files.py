@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 
 import numpy as np
@@ -177,14 +176,13 @@ def test_usual_ways_to_write_csv_are_read_alike(tmp_path: Path, text: str, newli
     assert torch.equal(bundle.train.y, plain.train.y)
 
 
-def test_columns_that_may_give_the_labels_away_are_named(tmp_path: Path) -> None:
+def test_columns_that_may_give_the_labels_away_are_named(tmp_path: Path, flower_log: list[str]) -> None:
     lines = [f"{i},{i * 37 % 30}.5,{i % 3},{'abc'[i % 3]}" for i in range(30)]
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        load(write_csv(tmp_path / "x.csv", lines))
-    first, second = (str(warning.message) for warning in caught)
-    assert "column 0 numbers the rows" in first
-    assert "column 2 has one value per class" in second
+    for seed in (0, 1):
+        load(write_csv(tmp_path / "x.csv", lines), seed=seed)
+    first, second = flower_log
+    assert "x.csv, column 0 numbers the rows from 0 to 29, and may give their labels away" in first
+    assert "x.csv, column 2 has one value for each of 3 classes" in second
 
 
 def test_quotation_marks_protect_a_separator(tmp_path: Path) -> None:
