@@ -17,6 +17,7 @@ from flwr_kd.checks import ConfigError, DataError
 from flwr_kd.cli import compare, methods, names, plot, privacy
 from flwr_kd.cli.help import Command, Group, usage_error
 from flwr_kd.cli.interrupts import Interrupted, Interrupts
+from flwr_kd.cli.log import one_line_warnings
 from flwr_kd.cli.options import UsageError
 from flwr_kd.experiments.errors import SimulationError
 from flwr_kd.results.errors import ResultError, ResultExistsError
@@ -69,7 +70,7 @@ def main() -> None:
             stream.reconfigure(errors="replace")
     with Interrupts() as interrupts:
         try:
-            with speaking(Interface.COMMAND):
+            with speaking(Interface.COMMAND), one_line_warnings():
                 code, text = _run()
         except BaseException as error:
             # An interrupt may come out as any error, for example of an import that it has broken off.

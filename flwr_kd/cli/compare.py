@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
@@ -13,6 +12,7 @@ import typer
 
 from flwr_kd.checks import read_whole_number, whole_number
 from flwr_kd.cli.interrupts import Interrupted
+from flwr_kd.cli.log import showing_log
 from flwr_kd.cli.options import ARGUMENTS, RunOptions, UsageError, with_options
 from flwr_kd.experiments.options import ExperimentOptions
 
@@ -51,6 +51,8 @@ def compare(
     seeds: Annotated[str, typer.Option(help="seeds separated by commas")] = "0,1,2",
 ) -> None:
     """Federate several methods on the same partitions from the same initial weights."""
+    if listed := [name for name in methods if "," in name]:
+        raise UsageError(f"methods are separated by spaces, got {listed[0]!r}")
     _compare(methods, experiment, options, seeds)
 
 
@@ -73,7 +75,6 @@ def _compare(methods: Sequence[str], experiment: ExperimentOptions, options: Run
         resume=options.resume,
         force=options.force,
     )
-    _set_log(options.verbose)
     if unharmed := plan.unharmed():
         print(f"note: {experiment.attack} changes nothing of what {', '.join(unharmed)} send")
     if runs := plan.unfinished.runs:
@@ -81,23 +82,13 @@ def _compare(methods: Sequence[str], experiment: ExperimentOptions, options: Run
     for name, seed, last in plan.unfinished.interrupted():
         print(f"goes on after round {last}: {name} (seed {seed})")
     console = Console()
-    with _says_how_to_resume(plan.unfinished):
+    with showing_log(verbose=options.verbose), _says_how_to_resume(plan.unfinished):
         _run(plan, console, keep_arrays=not options.no_arrays)
         result, file = comparison.write(plan)
     picture = curves.plot(result, picture_file(file.parent, "curves"))
     console.print(table(result))
     print(f"result: {file.resolve()}")
     print(f"curves: {picture.resolve()}")
-
-
-def _set_log(verbose: bool) -> None:
-    """Let Flower's log look as the command's own output does: colours only on a terminal that wants them."""
-    from flwr.common.logger import update_console_handler
-    from rich.console import Console
-
-    logging.getLogger("flwr").setLevel(logging.INFO if verbose else logging.WARNING)
-    console = Console(stderr=True)
-    update_console_handler(colored=console.is_terminal and not console.no_color)
 
 
 def _run(plan: Plan, console: Console, *, keep_arrays: bool) -> None:

@@ -9,8 +9,10 @@ from collections.abc import Iterable, Iterator, Sequence
 import click
 from typer.core import TyperCommand, TyperGroup
 
+from flwr_kd import registry
 from flwr_kd.cli.options import ARGUMENTS
 from flwr_kd.text import similar, unknown_name
+from flwr_kd.wording import assignment
 
 __all__ = ["Command", "Group", "columns", "definitions", "rows_of_width", "usage_error"]
 
@@ -110,11 +112,23 @@ def _write(formatter: click.HelpFormatter, title: str, rows: Sequence[tuple[str,
 
 def usage_error(error: click.UsageError) -> str:
     """Return the text of a mistake that Click found, with the most similar option and where help is."""
-    text = error.format_message()
-    context = error.ctx
-    if isinstance(error, click.NoSuchOption) and context is not None:
-        options = [name for parameter in context.command.params for name in parameter.opts]
-        meant = similar(error.option_name, [name for name in options if name.startswith("--")])
-        text = f"unknown option {error.option_name!r}" + (f" (did you mean {meant!r}?)" if meant else "")
-    where = f"; see `{context.command_path} --help`" if context is not None else ""
-    return f"{text.rstrip('.')}{where}"
+    text, context = error.format_message(), error.ctx
+    if context is None:
+        return text
+    if isinstance(error, click.NoSuchOption):
+        text = _unknown_option(error.option_name, context.command.params)
+    elif "unexpected extra argument" in text and any(
+        each.name == "method" for each in context.command.params
+    ):
+        text += " for one method; `flwr-kd compare` takes several"
+    return f"{text.rstrip('.')}; see `{context.command_path} --help`"
+
+
+def _unknown_option(given: str, parameters: Sequence[click.Parameter]) -> str:
+    options = [name for parameter in parameters for name in parameter.opts if name.startswith("--")]
+    name = given.lstrip("-").replace("_", "-")
+    fields = {field for method in registry.methods().values() for field in method.config_class.field_types()}
+    if "--set" in options and name.replace("-", "_") in fields:
+        return f"{given} is not an option but a hyper-parameter, given as {assignment(name, 'VALUE')}"
+    meant = similar(given, options)
+    return f"unknown option {given!r}" + (f" (did you mean {meant!r}?)" if meant else "")

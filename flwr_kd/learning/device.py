@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import torch
 
 from flwr_kd.checks import ConfigError
+from flwr_kd.text import first_line
 
 __all__ = ["one_thread", "resolve_device"]
 
@@ -28,9 +29,11 @@ def resolve_device(device: str | torch.device) -> torch.device:
         resolved = torch.device(device)
         torch.empty(0, device=resolved)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = str(error).splitlines()[0]
+        kind = str(device).partition(":")[0]
+        # For any other word PyTorch lists all the devices that it has ever had.
+        reason = f" ({first_line(error)})" if kind in ("cuda", "mps") else ""
         raise ConfigError(
-            f"device must be auto, cpu, cuda[:N] or mps and be there, got {device!r} ({reason})"
+            f"device must be auto, cpu, cuda[:N] or mps and be there, got {device!r}{reason}"
         ) from None
     return resolved
 
