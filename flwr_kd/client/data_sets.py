@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from logging import WARNING
 from typing import Any
 
-from flwr.common.logger import log
 from torch.utils.data import DataLoader, Dataset
 
 from flwr_kd.learning.batches import Batches, DatasetError
+from flwr_kd.wording import warn_once
 
 __all__ = ["DataSets"]
 
@@ -51,10 +50,9 @@ class DataSets:
         self._free = {name: batches.free_sampler for name, batches in given.items() if batches.free_sampler}
 
     def warn_of_samplers(self) -> None:
-        """Say which samplers decide only what is trained on."""
+        """Say, once in a run, which samplers decide only what is trained on."""
         if self._free:
-            log(
-                WARNING,
+            warn_once(
                 "%s: the sampler has no fixed rows, so it is used for training only; counts, knowledge and tests "
                 "are of the whole data set. To pick rows, give torch.utils.data.Subset",
                 ", ".join(f"{name} ({sampler})" for name, sampler in self._free.items()),

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -79,7 +79,9 @@ def _instead_of(data: Any, labelled: bool) -> str | None:
         return f"a {kind} ({names}): pass {_TENSORS}"
     if isinstance(data, str | bytes):
         return f"a {kind}: load the data first, and pass the data set"
-    if hasattr(data, "columns") and (hasattr(data, "to_numpy") or hasattr(data, "iloc")):
+    if isinstance(data, nn.Module):
+        return f"a model ({kind})"
+    if hasattr(data, "iloc") or (hasattr(data, "columns") and not callable(getattr(data, "map", None))):
         return f"a {kind}: pass {_TENSORS} made of its columns, for example torch.tensor(table[names].to_numpy())"
     if labelled and isinstance(data, np.ndarray | Tensor):
         return f"a {kind} without labels: pass {_TENSORS}"
@@ -96,9 +98,17 @@ def _instead_of_list(data: Sequence[Any], labelled: bool) -> str | None:
     pair = len(data) == 2 and len(arrays) > 0 and getattr(arrays[0], "ndim", 0) > 0
     if labelled and (isinstance(first, np.ndarray | Tensor) or pair):
         return f"a {kind} of {len(data)} arrays: pass {_TENSORS}"
+    if labelled and isinstance(first, list | tuple) and _is_split(first):
+        return f"a {kind} of {len(data)} splits of arrays: pass {_TENSORS}, of one of them"
     if not labelled and isinstance(data, tuple) and len(arrays) == len(data) == 2 and len(arrays[0]) != 2:
         return f"a {kind} of {len(data)} arrays: pass torch.utils.data.TensorDataset(x)"
     return None
+
+
+def _is_split(pair: Sequence[Any]) -> bool:
+    """Whether a pair is all inputs and all labels, not one sample."""
+    arrays = [part for part in pair if isinstance(part, np.ndarray | Tensor) and part.ndim > 0]
+    return len(arrays) == len(pair) == 2 and len(arrays[0]) == len(arrays[1]) > 1
 
 
 def _is_data_set(value: Any) -> bool:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from flwr_kd.models.checks import type_name
 
-__all__ = ["check_dtypes", "check_outputs", "floating_dtype", "plain_model", "plain_name", "private_copy"]
+__all__ = ["check_dtypes", "check_outputs", "floating_dtype", "plain_model", "private_copy"]
 
 Model = nn.Module | tuple[nn.Module, nn.Module]
 ModelT = TypeVar("ModelT")
@@ -73,12 +73,11 @@ def plain_model(model: ModelT) -> ModelT:
 
 def _has_sample_gradients(model: nn.Module) -> bool:
     """Return whether a model has what per-sample gradients need: hooks, or a place for them at its parameters."""
-    places = ("grad_sample", "summed_grad")
     return any(
         hasattr(module, "autograd_grad_sample_hooks")
         or any("gradsample" in _source(code) for code in (*type(module).__mro__, *_hooks(module)))
         for module in model.modules()
-    ) or any(hasattr(parameter, place) for parameter in model.parameters() for place in places)
+    ) or any(hasattr(parameter, "grad_sample") for parameter in model.parameters())
 
 
 def _hooks(module: nn.Module) -> Iterator[object]:
@@ -144,15 +143,6 @@ def _copy_without_compilation(model: nn.Module, memo: dict[int, Any]) -> None:
         inside = _inside(module)
         if inside is not None:
             memo[id(module)] = copy.deepcopy(plain_model(inside), memo)
-
-
-def plain_name(name: str) -> str:
-    """Return the name that an array of a compiled model has without ``torch.compile``.
-
-    >>> plain_name("_orig_mod.head._orig_mod.weight")
-    'head.weight'
-    """
-    return name.replace(f"{_COMPILED}.", "") if _COMPILED in name else name
 
 
 def floating_dtype(model: nn.Module) -> torch.dtype | None:

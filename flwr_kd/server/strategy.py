@@ -28,7 +28,7 @@ from flwr_kd.server.replies import TooFewReplies
 from flwr_kd.server.run import Run
 from flwr_kd.transport.delivery import pair
 from flwr_kd.transport.payload import MAX_PAYLOAD_BYTES, Payload, PayloadT
-from flwr_kd.transport.template import ArrayTemplate
+from flwr_kd.transport.template import ArrayTemplate, GivenNames
 from flwr_kd.wording import begin_run
 
 __all__ = ["MAX_EXAMPLES", "KDStrategy"]
@@ -360,15 +360,17 @@ class KDStrategy(Strategy, Generic[ConfigT, PayloadT]):
         self.summary()
         self.num_rounds = num_rounds
         run = self.prepare(initial_arrays, timeout)
-        last_round, arrays = run.resume(ArrayRecord(dict(initial_arrays)))
+        names = GivenNames(initial_arrays)
+        last_round, arrays = run.resume(names.plain(initial_arrays))
         result = run.execute(
             grid,
             arrays,
             first_round=last_round + 1,
             train_config=train_config,
             evaluate_config=evaluate_config,
-            evaluate_fn=evaluate_fn,
+            evaluate_fn=None if evaluate_fn is None else names.for_caller(evaluate_fn),
         )
+        result.arrays = names.given(result.arrays)
         for line in io.StringIO(str(result)):
             log(INFO, "\t%s", line.rstrip("\n"))
         return result

@@ -5,9 +5,9 @@ from __future__ import annotations
 import io
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,12 +15,14 @@ from flwr.app import Array, ArrayRecord
 
 from flwr_kd.transport.payload import DTYPES, PayloadError
 
-__all__ = ["EMPTY", "ArrayTemplate", "read_array"]
+__all__ = ["EMPTY", "ArrayTemplate", "GivenNames", "plain_name", "read_array"]
 
 NDArray = npt.NDArray[Any]
+T = TypeVar("T")
 VARIANCE = "running_var"
 """How the names of BatchNorm's variances end."""
 EMPTY = "_empty"
+_COMPILED = "_orig_mod."
 _LONGEST_TEMPLATE = 4 * 10**6
 """Characters: some 40,000 arrays."""
 
@@ -45,7 +47,7 @@ class ArrayTemplate:
 
     @classmethod
     def of(cls, record: ArrayRecord) -> ArrayTemplate:
-        """Read the template of the caller's own arrays.
+        """Read the template of the caller's own arrays, with the names that they have without ``torch.compile``.
 
         Raises
         ------
@@ -53,7 +55,7 @@ class ArrayTemplate:
             If an array's bytes are not a numpy array.
         """
         arrays = {name: read_array(name, value) for name, value in record.items() if name != EMPTY}
-        return cls.of_ndarrays(arrays)
+        return cls.of_ndarrays({plain_name(name): value for name, value in arrays.items()})
 
     @classmethod
     def of_ndarrays(cls, arrays: Mapping[str, NDArray]) -> ArrayTemplate:
@@ -147,6 +149,44 @@ class ArrayTemplate:
                 f"array {name!r} has negative values, down to {cast.min():g}; it holds variances"
             )
         return cast
+
+
+def plain_name(name: str) -> str:
+    """Return the name that an array of a model has without ``torch.compile``.
+
+    >>> plain_name("_orig_mod.head._orig_mod.weight")
+    'head.weight'
+    """
+    return name.replace(_COMPILED, "")
+
+
+class GivenNames:
+    """The names that a caller's arrays have, for what is handed back: those of a compiled model, where it is one.
+
+    Examples
+    --------
+    >>> compiled = ArrayRecord({"_orig_mod.bias": Array(np.zeros(2))})
+    >>> names = GivenNames(compiled)
+    >>> list(names.plain(compiled)), list(names.given(names.plain(compiled)))
+    (['bias'], ['_orig_mod.bias'])
+    """
+
+    def __init__(self, arrays: ArrayRecord) -> None:
+        self._names = {plain_name(name): name for name in arrays if _COMPILED in name}
+
+    def plain(self, arrays: ArrayRecord) -> ArrayRecord:
+        """Return a record of the same arrays, by their names without ``torch.compile``."""
+        return ArrayRecord({plain_name(name): value for name, value in arrays.items()})
+
+    def given(self, arrays: ArrayRecord) -> ArrayRecord:
+        """Return arrays by the names that the caller's have."""
+        if not self._names:
+            return arrays
+        return ArrayRecord({self._names.get(name, name): value for name, value in arrays.items()})
+
+    def for_caller(self, function: Callable[[int, ArrayRecord], T]) -> Callable[[int, ArrayRecord], T]:
+        """Return a caller's function of a round and its arrays, which gets them by the caller's names."""
+        return lambda server_round, arrays: function(server_round, self.given(arrays))
 
 
 def read_array(name: str, value: Array) -> NDArray:

@@ -19,6 +19,7 @@ from flwr_kd.learning.loop import fit, make_optimizer
 from flwr_kd.learning.losses import soft_targets
 from flwr_kd.learning.weights import by_prefix, check_finite_weights, get_weights, load_weights, with_prefix
 from flwr_kd.models import build_predictor
+from flwr_kd.models.given import check_dtypes, floating_dtype, plain_model
 from flwr_kd.seeding import derive_seed, forked_global_rng, numpy_generator, torch_generator
 from flwr_kd.server.records import NDArray, Node, Outgoing, Reply
 from flwr_kd.server.strategy import KDStrategy
@@ -79,13 +80,13 @@ class FedGKT(KDStrategy[FedGKTConfigT, ClientFeatures], Generic[FedGKTConfigT]):
     ) -> None:
         super().__init__(config, **options)
         self.device = resolve_device(device)
-        self.server_model = server_model
         try:
-            self._given = None if server_model is None else get_weights(server_model)
-        except (TypeError, ValueError, RuntimeError) as error:  # lazy layers, bfloat16
-            raise ConfigError(
-                f"server_model must have initialised weights of numpy's types: {error}"
-            ) from None
+            self.server_model = plain_model(server_model)
+            if self.server_model is not None:
+                check_dtypes(self.server_model.state_dict())
+            self._given = None if self.server_model is None else get_weights(self.server_model)
+        except (TypeError, ValueError, RuntimeError) as error:  # lazy layers, reduced precision
+            raise ConfigError(f"server_model cannot be used: {error}") from None
         self._restored: dict[str, NDArray] = {}
         self._tried: dict[tuple[tuple[int, ...], int], str] = {}
         self._trained = False
@@ -238,7 +239,8 @@ class FedGKT(KDStrategy[FedGKTConfigT, ClientFeatures], Generic[FedGKTConfigT]):
             return ""
         device = next((p.device for p in self.server_model.parameters()), torch.device("cpu"))
         try:
-            output = list(self.server_model.eval()(torch.zeros(2, *shape, device=device)).shape)
+            dtype = floating_dtype(self.server_model)
+            output = list(self.server_model.eval()(torch.zeros(2, *shape, device=device, dtype=dtype)).shape)
         except Exception as error:  # A user's module may raise anything on a shape that it does not take.
             return f"server_model does not take features {list(shape)}: {first_line(error)}"
         if output != [2, classes]:
@@ -297,7 +299,7 @@ class FedGKT(KDStrategy[FedGKTConfigT, ClientFeatures], Generic[FedGKTConfigT]):
         FloatingPointError
             If the loss or a weight is no longer finite.
         """
-        config = self.config
+        config, dtype = self.config, floating_dtype(model)
         rows = FeatureRows(
             [reply.payload.features for reply in replies],
             [torch.from_numpy(reply.payload.labels.copy()) for reply in replies],
@@ -311,7 +313,7 @@ class FedGKT(KDStrategy[FedGKTConfigT, ClientFeatures], Generic[FedGKTConfigT]):
                 yield tuple(part.to(self.device) for part in rows.take(chunk))
 
         def loss(features: Tensor, labels: Tensor, teacher: Tensor) -> Tensor:
-            return transfer_loss(model(features), labels, teacher, config.beta)
+            return transfer_loss(model(features.to(dtype=dtype)), labels, teacher, config.beta)
 
         optimizer = make_optimizer(model, config, config.learning_rate_at(server_round))
         fit(model, optimizer, epoch, loss, epochs=config.server_epochs)
@@ -329,7 +331,8 @@ class FedGKT(KDStrategy[FedGKTConfigT, ClientFeatures], Generic[FedGKTConfigT]):
         model.eval()
         size = max(self.config.batch_size, 256)
         parts = [features[i : i + size].astype(np.float32) for i in range(0, len(features), size)]
-        tensors = (torch.from_numpy(part).reshape(-1, *node.feature_shape).to(self.device) for part in parts)
+        dtype, shape = floating_dtype(model), (-1, *node.feature_shape)
+        tensors = (torch.from_numpy(part).reshape(shape).to(self.device, dtype) for part in parts)
         logits: NDArray = torch.cat([model(tensor).float().cpu() for tensor in tensors]).numpy()
         largest = magnitude(logits)
         if not largest <= LIMIT:

@@ -21,6 +21,7 @@ from flwr_kd.strategies.fedavg import FedAvg, FedAvgClient
 from flwr_kd.strategies.fedhkd import FedHKD, FedHKDClient
 from flwr_kd.strategies.fedproto import FedProto, FedProtoClient
 from flwr_kd.transport.inline_grid import InlineGrid
+from flwr_kd.wording import begin_run
 
 X = torch.randn(40, 4, generator=torch.Generator().manual_seed(0))
 DATA = TensorDataset(X, (X[:, 0] > 0).long())
@@ -141,7 +142,9 @@ class TestDataSets:
     def test_a_sampler_without_fixed_rows_is_named_once_in_the_handshake(self, flower_log: list[str]) -> None:
         loader = DataLoader(DATA, batch_size=4, sampler=WeightedRandomSampler([1.0] * 40, 40))
         client = FedProtoClient(net(), loader, loader, context=context())
+        begin_run()
         assert not flower_log
+        client.get_properties({})
         assert client.get_properties({})["num-examples"] == 40
         assert len(client.extract(8)[2]) == 40
         (line,) = flower_log
@@ -173,3 +176,24 @@ class TestDataSets:
         assert random.getstate() == before
         assert first == losses(0) != losses(1)
         assert first[0] != first[1]
+
+
+@pytest.mark.long  # torch.compile imports its compiler.
+def test_a_compiled_models_arrays_keep_their_names() -> None:
+    model: Any = torch.compile(net(), backend="eager")
+    evaluated = []
+
+    def evaluate(server_round: int, arrays: ArrayRecord) -> None:
+        model.load_state_dict(arrays.to_torch_state_dict())
+        evaluated.append(server_round)
+
+    app = ClientApp(client_fn=lambda c: FedAvgClient(model, DATA, DATA, context=c).to_client())
+    strategy = FedAvg(local_epochs=1, min_available_nodes=2)
+    arrays = ArrayRecord(model.state_dict())
+    result = strategy.start(InlineGrid(app, 2), arrays, num_rounds=1, timeout=30, evaluate_fn=evaluate)
+    assert [r.failures for r in result.rounds] == [0]
+    assert list(result.arrays) == list(arrays)
+    assert evaluated == [0, 1]
+    plain = run(lambda _, c: FedAvgClient(net(), DATA, DATA, context=c), FedAvg(local_epochs=1), net())
+    for a, b in zip(result.arrays.values(), plain.arrays.values(), strict=True):
+        assert (a.numpy() == b.numpy()).all()
