@@ -44,11 +44,17 @@ def main() -> None:
     if options.memory:
         print(json.dumps(memory(options.memory)))
         return
-    found: dict[str, Any] = {"versions": versions()}
-    found["threads"] = torch.get_num_threads()
-    found |= {"teachers": TEACHERS, "samples": SAMPLES, "epochs": EPOCHS, "batch": BATCH, "repeats": REPEATS}
-    found |= speed()
-    found["memory"] = {
+    document: dict[str, Any] = {"versions": versions()}
+    document["threads"] = torch.get_num_threads()
+    document |= {
+        "teachers": TEACHERS,
+        "samples": SAMPLES,
+        "epochs": EPOCHS,
+        "batch": BATCH,
+        "repeats": REPEATS,
+    }
+    document |= speed()
+    document["memory"] = {
         kind: json.loads(
             subprocess.run(
                 [sys.executable, __file__, "--memory", kind], check=True, capture_output=True, text=True
@@ -56,12 +62,12 @@ def main() -> None:
         )
         for kind in ("once", "loop")
     }
-    text = json.dumps(found, indent=2)
+    text = json.dumps(document, indent=2)
     print(text)
     if options.out:
         options.out.write_text(text + "\n", encoding="utf-8")
-    assert found["passes_once"] == TEACHERS * SAMPLES, found["passes_once"]
-    assert found["passes_loop"] == TEACHERS * SAMPLES * EPOCHS, found["passes_loop"]
+    assert document["passes_once"] == TEACHERS * SAMPLES, document["passes_once"]
+    assert document["passes_loop"] == TEACHERS * SAMPLES * EPOCHS, document["passes_loop"]
 
 
 def cnn(seed: int) -> nn.Module:

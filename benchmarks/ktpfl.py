@@ -41,9 +41,9 @@ def main() -> None:
     if options.clients:
         print(json.dumps(measure(options.clients)))
         return
-    found: dict[str, Any] = {"versions": versions()}
-    found |= {"threads": 1, "samples": SAMPLES, "classes": CLASSES, "repeats": REPEATS}
-    found["steps"] = [
+    document: dict[str, Any] = {"versions": versions()}
+    document |= {"threads": 1, "samples": SAMPLES, "classes": CLASSES, "repeats": REPEATS}
+    document["steps"] = [
         json.loads(
             subprocess.run(
                 [sys.executable, __file__, "--clients", str(clients)],
@@ -54,7 +54,7 @@ def main() -> None:
         )
         for clients in CLIENTS
     ]
-    text = json.dumps(found, indent=2)
+    text = json.dumps(document, indent=2)
     print(text)
     if options.out:
         options.out.write_text(text + "\n", encoding="utf-8")
@@ -77,7 +77,7 @@ def measure(clients: int) -> dict[str, Any]:
             start = time.perf_counter()
             way(weights, predictions, shares)
             times[name].append(time.perf_counter() - start)
-    found: dict[str, Any] = {
+    document: dict[str, Any] = {
         "clients": clients,
         "seconds": statistics.median(times["products"]),
         "peak_rss_mb": round(peak / 1024, 1),
@@ -87,12 +87,12 @@ def measure(clients: int) -> dict[str, Any]:
     for name in list(ways)[1:]:
         ratios = [b / a for a, b in zip(times["products"], times[name], strict=True)]
         difference = (made - ways[name](weights, predictions, shares)).abs().max()
-        found[name] = {
+        document[name] = {
             "seconds": statistics.median(times[name]),
             "products_are_times_as_fast": round(statistics.median(ratios), 1),
             "largest_difference": float(difference),
         }
-    return found
+    return document
 
 
 def products(weights: Tensor, predictions: Tensor, shares: Tensor) -> Tensor:

@@ -39,9 +39,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="write the numbers as JSON")
     options = parser.parse_args()
     logging.getLogger("flwr").setLevel(logging.WARNING)
-    found: dict[str, Any] = {"versions": versions(), "settings": SETTINGS}
-    found["rounds"] = {name: distances(name) for name in ("ktpfl", "topk-pfl")}
-    text = json.dumps(found, indent=2)
+    document: dict[str, Any] = {"versions": versions(), "settings": SETTINGS}
+    document["rounds"] = {name: distances(name) for name in ("ktpfl", "topk-pfl")}
+    text = json.dumps(document, indent=2)
     print(text)
     if options.out:
         options.out.write_text(text + "\n", encoding="utf-8")

@@ -53,17 +53,17 @@ def main() -> None:
     if options.one:
         print(json.dumps(peak(options.one[0], int(options.one[1]))))
         return
-    found: dict[str, Any] = {"versions": versions()}
+    document: dict[str, Any] = {"versions": versions()}
     for name, folder in (("now", None), ("before", options.before)):
         if name == "now" or folder is not None:
-            found[name] = [measured(method, count, folder) for method in METHODS for count in CLIENTS]
+            document[name] = [measured(method, count, folder) for method in METHODS for count in CLIENTS]
     if options.nodes:
-        found["deployment"] = [deployed(count) for count in sorted({2, options.nodes})]
-    text = json.dumps(found, indent=2)
+        document["deployment"] = [deployed(count) for count in sorted({2, options.nodes})]
+    text = json.dumps(document, indent=2)
     print(text)
     if options.out:
         options.out.write_text(text + "\n", encoding="utf-8")
-    for row in found["now"]:
+    for row in document["now"]:
         assert row["peak_above_start"] < 10 * row["model"], row
 
 
@@ -139,9 +139,9 @@ def deployed(nodes: int) -> dict[str, Any]:
                 for kind, size in peaks(pid, folder):
                     highest[kind] = max(highest.get(kind, 0), size)
             time.sleep(0.2)
-        (found,) = run.result().runs
-    assert found.rounds[0].participants == nodes
-    return {"nodes": nodes, "peaks": highest, "seconds": round(found.rounds[0].seconds, 1)}
+        (document,) = run.result().runs
+    assert document.rounds[0].participants == nodes
+    return {"nodes": nodes, "peaks": highest, "seconds": round(document.rounds[0].seconds, 1)}
 
 
 def peaks(pid: int, folder: str) -> list[tuple[str, int]]:

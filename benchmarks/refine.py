@@ -47,12 +47,12 @@ def main() -> None:
     if options.memory:
         print(json.dumps(memory(options.memory)))
         return
-    found: dict[str, Any] = {"versions": versions()}
-    found["threads"] = torch.get_num_threads()
-    found["speed"] = [speed(*shape) for shape in SHAPES]
-    found["epoch"] = epoch()
+    document: dict[str, Any] = {"versions": versions()}
+    document["threads"] = torch.get_num_threads()
+    document["speed"] = [speed(*shape) for shape in SHAPES]
+    document["epoch"] = epoch()
     # In a process each: what is measured is the peak of a whole process.
-    found["memory"] = {
+    document["memory"] = {
         kind: json.loads(
             subprocess.run(
                 [sys.executable, __file__, "--memory", kind],
@@ -65,11 +65,11 @@ def main() -> None:
         )
         for kind in ("float32", "float16")
     }
-    text = json.dumps(found, indent=2)
+    text = json.dumps(document, indent=2)
     print(text)
     if options.out:
         options.out.write_text(text + "\n", encoding="utf-8")
-    for kind, numbers in found["memory"].items():
+    for kind, numbers in document["memory"].items():
         beside = numbers["peak_above_start"] - numbers["features"]
         assert beside < 300e6, f"{beside / 1e6:.0f} MB beside one copy of all features in {kind}"
 

@@ -118,9 +118,9 @@ def to_target(runs: Sequence[RunResult]) -> tuple[str, str, str]:
     for run in runs:
         last = run.rounds_to(TARGET, "local_accuracy")
         if last is not None:
-            until = [each for each in run.rounds if each.round <= last]
-            sent = sum(each.bytes_up + each.bytes_down for each in until)
-            reached.append((last, sent / 1e6, sum(each.seconds for each in until)))
+            until = [result for result in run.rounds if result.round <= last]
+            sent = sum(result.bytes_up + result.bytes_down for result in until)
+            reached.append((last, sent / 1e6, sum(result.seconds for result in until)))
     if not reached:
         return "–", "–", "–"
     rounds, sent, seconds = (statistics.fmean(column) for column in zip(*reached, strict=True))
@@ -199,33 +199,33 @@ def of_methods(*names: str) -> str:
 def overhead() -> str:
     rows = [
         [
-            each["setting"],
-            f"`{each['method']}`",
-            f"{each['bare_seconds']:.2f}",
-            f"{each['seconds']:.2f}",
-            f"{each['ratio']:.3f}",
+            row["setting"],
+            f"`{row['method']}`",
+            f"{row['bare_seconds']:.2f}",
+            f"{row['seconds']:.2f}",
+            f"{row['ratio']:.3f}",
             *(
-                [f"{each['seconds_with_evaluation']:.2f}", f"{each['ratio_with_evaluation']:.3f}"]
-                if "parts" in each
+                [f"{row['seconds_with_evaluation']:.2f}", f"{row['ratio_with_evaluation']:.3f}"]
+                if "parts" in row
                 else ["–", "–"]
             ),
         ]
-        for each in document("overhead")["rows"]
+        for row in document("overhead")["rows"]
     ]
     header = ("setting", "method", "bare loop, s", "round, s", "ratio", "with evaluation, s", "ratio")
     return markdown(header, rows)
 
 
 def shares() -> str:
-    found = [each for each in document("overhead")["rows"] if "parts" in each]
-    parts = list(found[0]["parts_with_evaluation"])
+    rows_with_parts = [row for row in document("overhead")["rows"] if "parts" in row]
+    parts = list(rows_with_parts[0]["parts_with_evaluation"])
     rows = [
         [
-            each["setting"],
-            f"`{each['method']}`",
-            *(f"{100 * each['parts_with_evaluation'][part]:.1f}" for part in parts),
+            row["setting"],
+            f"`{row['method']}`",
+            *(f"{100 * row['parts_with_evaluation'][part]:.1f}" for part in parts),
         ]
-        for each in found
+        for row in rows_with_parts
     ]
     return markdown(("setting", "method", *parts), rows)
 
@@ -262,7 +262,7 @@ def made_with(name: str) -> str:
     versions = [json.loads(path.read_text(encoding="utf-8"))["versions"] for path in paths]
 
     def all_of(key: str) -> str:
-        return " and ".join(sorted({each[key] for each in versions if key in each}))
+        return " and ".join(sorted({row[key] for row in versions if key in row}))
 
     packages = ", ".join(
         f"{key} {all_of(key)}" for key in ("flwr-kd", "flwr", "torch", "ray", "numpy", "python")
@@ -315,7 +315,7 @@ def digest() -> str:
             part,
             run.method,
             run.seed,
-            [(each.local_accuracy, each.bytes_up, each.bytes_down) for each in run.rounds],
+            [(result.local_accuracy, result.bytes_up, result.bytes_down) for result in run.rounds],
         )
         for part in ("digits-inner-dirichlet", "fashion-mnist-inner-dirichlet")
         for run in loaded(part).runs
@@ -348,10 +348,10 @@ def draw(path: Path) -> None:
                 continue
             runs = comparison.by_method()[method]
             accuracy = 100 * np.array(
-                [[each.local_accuracy for each in run.rounds] for run in runs], dtype=float
+                [[result.local_accuracy for result in run.rounds] for run in runs], dtype=float
             )
             sent = np.cumsum(
-                [[each.bytes_up + each.bytes_down for each in run.rounds] for run in runs], axis=1
+                [[result.bytes_up + result.bytes_down for result in run.rounds] for run in runs], axis=1
             )
             x, y = sent.mean(axis=0) / comparison.config["clients"] / 1e6, accuracy.mean(axis=0)
             axes.plot(x, y, label=method, marker=marker, markersize=4, linewidth=1.3, **styles[method])

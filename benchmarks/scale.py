@@ -73,7 +73,7 @@ def main() -> None:
     ]
     wanted += [(name, 100, options.long) for name in options.methods.split(",") if options.long]
     for method, clients, rounds in wanted:
-        done = {(each["method"], each["clients"], each["rounds"]) for each in document["runs"]}
+        done = {(run["method"], run["clients"], run["rounds"]) for run in document["runs"]}
         if (method, clients, rounds) not in done:
             print(f"{method}, {clients} clients, {rounds} rounds", file=sys.stderr)
             document["runs"].append(apart(method, clients, rounds))
@@ -166,15 +166,15 @@ def sizes(runs: Iterable[Mapping[str, Any]]) -> Rows:
         header,
         *(
             [
-                each["method"],
-                f"{each['clients']:,}",
-                f"{each['seconds']:.0f}",
-                f"{statistics.median(each['seconds_of_rounds']):.2f}",
-                f"{each['server_peak_above_start'] / 1e6:.0f}",
-                f"{each['worker_peak'] / 1e6:.0f}",
+                run["method"],
+                f"{run['clients']:,}",
+                f"{run['seconds']:.0f}",
+                f"{statistics.median(run['seconds_of_rounds']):.2f}",
+                f"{run['server_peak_above_start'] / 1e6:.0f}",
+                f"{run['worker_peak'] / 1e6:.0f}",
             ]
-            for each in runs
-            if each["rounds"] == ROUNDS
+            for run in runs
+            if run["rounds"] == ROUNDS
         ),
     ]
 
@@ -187,15 +187,15 @@ def growth(runs: Iterable[Mapping[str, Any]], rounds: int = LONG) -> Rows:
         ["method", f"server, round {early}, MB", last, f"worker, round {early}, MB", last],
         *(
             [
-                each["method"],
+                run["method"],
                 *(
-                    f"{each[kind][at - 1] / 1e6:.0f}"
+                    f"{run[kind][at - 1] / 1e6:.0f}"
                     for kind in ("server_resident", "worker_resident")
                     for at in (early, rounds)
                 ),
             ]
-            for each in runs
-            if each["rounds"] == rounds
+            for run in runs
+            if run["rounds"] == rounds
         ),
     ]
 

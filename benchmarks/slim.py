@@ -28,15 +28,15 @@ def main() -> None:
         "--out", type=Path, default=Path("runs/slim.json"), help="write the numbers as JSON (%(default)s)"
     )
     options = parser.parse_args()
-    found: dict[str, Any] = {"versions": versions(), "classes": CLASSES, "batch": BATCH}
-    found["models"] = [shares(name, shape) for shape in SHAPES for name in MODELS]
+    document: dict[str, Any] = {"versions": versions(), "classes": CLASSES, "batch": BATCH}
+    document["models"] = [shares(name, shape) for shape in SHAPES for name in MODELS]
     print(f"{'model':<12}{'input':<12}{'MFLOPs/sample':>14}" + "".join(f"{width:>8}" for width in WIDTHS))
-    for row in found["models"]:
+    for row in document["models"]:
         sides = "x".join(map(str, row["input_shape"]))
         numbers = "".join(f"{row['shares'][str(width)]:>8.1%}" for width in WIDTHS)
         print(f"{row['model']:<12}{sides:<12}{row['flops']['1.0'] / BATCH / 1e6:>14.2f}{numbers}")
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    options.out.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
 
 
 def shares(name: str, shape: tuple[int, ...]) -> dict[str, Any]:

@@ -83,11 +83,11 @@ def place(module: str) -> str:
 def test_imports_follow_the_layers(module: str) -> None:
     mine = place(module)
     if mine == "strategies":
-        forbidden = {each for each in imports(module) if place(each) in ABOVE}
+        forbidden = {imported for imported in imports(module) if place(imported) in ABOVE}
     elif mine in MAY_IMPORT:
         # The package itself is its version and its name.
         allowed = MAY_IMPORT[mine] | {mine, ""}
-        forbidden = {each for each in imports(module) if place(each) not in allowed}
+        forbidden = {imported for imported in imports(module) if place(imported) not in allowed}
     else:
         forbidden = set()
     assert not forbidden
@@ -95,17 +95,19 @@ def test_imports_follow_the_layers(module: str) -> None:
 
 @pytest.mark.parametrize("module", [name for name in MODULES if name.endswith(".client")])
 def test_a_client_half_does_not_import_a_server_half(module: str) -> None:
-    halves = {each for each in imports(module) if each.split(".")[-1] in ("strategy", "server")}
-    assert not {each for each in halves if MODULES[each].is_file() and each != "flwr_kd.server"}
-    assert not {each for each in imports(module) if place(each) == "server"}
+    halves = {imported for imported in imports(module) if imported.split(".")[-1] in ("strategy", "server")}
+    assert not {
+        imported for imported in halves if MODULES[imported].is_file() and imported != "flwr_kd.server"
+    }
+    assert not {imported for imported in imports(module) if place(imported) == "server"}
 
 
 @pytest.mark.parametrize(
     "module", [name for name in MODULES if name.split(".")[-1] in ("strategy", "server") and "." in name]
 )
 def test_a_server_half_does_not_import_a_client_half(module: str) -> None:
-    assert not {each for each in imports(module) if each.split(".")[-1] == "client"}
-    assert not {each for each in imports(module) if place(each) == "client"}
+    assert not {imported for imported in imports(module) if imported.split(".")[-1] == "client"}
+    assert not {imported for imported in imports(module) if place(imported) == "client"}
 
 
 def test_the_layers_name_what_there_is() -> None:
@@ -113,7 +115,12 @@ def test_the_layers_name_what_there_is() -> None:
 
 
 def test_there_is_no_cycle_between_folders() -> None:
-    edges = {(place(m), place(each)) for m in MODULES for each in imports(m) if place(m) and place(each)}
+    edges = {
+        (place(m), place(imported))
+        for m in MODULES
+        for imported in imports(m)
+        if place(m) and place(imported)
+    }
     below: dict[str, set[str]] = {}
     for source, target in edges:
         if source != target and "strategies" not in (source, target):
@@ -123,8 +130,8 @@ def test_there_is_no_cycle_between_folders() -> None:
     def visit(name: str, path: tuple[str, ...]) -> None:
         assert name not in path, " -> ".join([*path, name])
         if name not in done:
-            for each in sorted(below.get(name, ())):
-                visit(each, (*path, name))
+            for imported in sorted(below.get(name, ())):
+                visit(imported, (*path, name))
             done.add(name)
 
     for name in sorted(below):

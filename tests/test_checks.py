@@ -52,9 +52,9 @@ def test_a_value_cannot_flood_the_message() -> None:
 
 @pytest.mark.parametrize("value", [0.5, np.float32(0.5), 1, np.int64(1)])
 def test_a_number_is_returned_as_a_float(value: float) -> None:
-    found = number("x", value)
-    assert type(found) is float
-    assert found == float(value)
+    checked = number("x", value)
+    assert type(checked) is float
+    assert checked == float(value)
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,7 @@ def test_the_command_knows_it(site: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     runs = json.loads((tmp_path / "o" / "result.json").read_text())["runs"]
     assert [run["method"] for run in runs] == ["fd", "fedavg"]
-    assert all(each["failures"] == 0 for run in runs for each in run["rounds"])
+    assert all(row["failures"] == 0 for run in runs for row in run["rounds"])
 
 
 @pytest.mark.ray
@@ -119,7 +119,7 @@ def test_rays_workers_know_it(site: Path, tmp_path: Path) -> None:
     done = python(site, COMMAND, "compare", "fd", "fedavg", *SMALL, "--out", "o", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     runs = json.loads((tmp_path / "o" / "result.json").read_text())["runs"]
-    assert all(each["failures"] == 0 for run in runs for each in run["rounds"])
+    assert all(row["failures"] == 0 for run in runs for row in run["rounds"])
 
 
 def test_no_file_of_the_repository_knows_it() -> None:

@@ -75,12 +75,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         Path(worker[GROUPS]).write_text(json.dumps(groups), encoding="utf-8")
 
 
-def further_variants(items: Sequence[pytest.Item]) -> Iterator[pytest.Item]:
-    """Yield tests that differ from an earlier one only in the variant of a method.
+def halves() -> dict[str, tuple[str, str]]:
+    """Return each method's strategy and client by its name; variants share them, and differ in hyper-parameters."""
+    return {name: (m.strategy_path, m.client_path) for name, m in registry.methods().items()}
 
-    Variants share the strategy and the client, and differ in their hyper-parameters.
-    """
-    pairs = {name: f"{m.strategy} {m.client}" for name, m in registry.methods().items()}
+
+def first_variants() -> set[str]:
+    """Return the first method of each pair of strategy and client."""
+    firsts: dict[tuple[str, str], str] = {}
+    for name, pair in halves().items():
+        firsts.setdefault(pair, name)
+    return set(firsts.values())
+
+
+def further_variants(items: Sequence[pytest.Item]) -> Iterator[pytest.Item]:
+    """Yield tests that differ from an earlier one only in the variant of a method."""
+    pairs = {name: " ".join(pair) for name, pair in halves().items()}
     seen: set[tuple[Any, ...]] = set()
     for item in items:
         call = getattr(item, "callspec", None)

@@ -331,8 +331,8 @@ def _warn_of_labels(form: _Form, table: Table) -> None:
         # Most columns are ruled out by their first rows.
         if all(_renames(table.features[:rows, j], labels[:rows]) for rows in (100, None)) and len(names) > 1:
             warn_once(
-                f"{form.path}, column {form.title(column)} has one value for each of {len(names)} classes, like the "
-                f"labels {table.label_title} under another name: remove it if it is no feature"
+                f"{form.path}, column {form.title(column)} has one value for each of {len(names)} classes, like "
+                f"the labels {table.label_title} under another name: remove it if it is no feature"
             )
 
 

@@ -22,8 +22,8 @@ def tensor(values: Any, dtype: torch.dtype = torch.float64) -> Tensor:
     return torch.tensor(np.asarray(values), dtype=dtype)
 
 
-def same(found: Tensor, expected: Any, atol: float = 1e-10, rtol: float = 1e-10) -> None:
-    np.testing.assert_allclose(found.detach().numpy(), expected, rtol=rtol, atol=atol)
+def same(actual: Tensor, expected: Any, atol: float = 1e-10, rtol: float = 1e-10) -> None:
+    np.testing.assert_allclose(actual.detach().numpy(), expected, rtol=rtol, atol=atol)
 
 
 def distributions(rng: np.random.Generator, *shape: int, scale: float = 1.0) -> np.ndarray:

@@ -223,9 +223,9 @@ def fedhead(
 
     >>> data |= {"b": samples([[3.0]], [0]), "c": samples([[1.0], [0.0], [-1.0]], [0, 1, 1])}
     >>> sectors = {0: ["a", "b"], 1: ["c"]}
-    >>> found = fedhead(start, data, sectors, {0: "b", 1: "c"}, rate=1.0, n_l=2, n_s=0).model
+    >>> actual = fedhead(start, data, sectors, {0: "b", 1: "c"}, rate=1.0, n_l=2, n_s=0).model
     >>> plain = mean([train(start, data[k], 1.0, 2) for k in "abc"], [2, 1, 3])
-    >>> np.allclose(found.W, plain.W, rtol=1e-14), np.allclose(found.b, plain.b, rtol=1e-14)
+    >>> np.allclose(actual.W, plain.W, rtol=1e-14), np.allclose(actual.b, plain.b, rtol=1e-14)
     (True, True)
     """
     local = {k: train(start, clients[k], rate, n_l) for members in sectors.values() for k in members}

@@ -317,12 +317,12 @@ def backward(x: Array, model: Net, of_logits: Array, of_hidden: Array | float = 
     >>> rng = np.random.default_rng(0)
     >>> model = net(*(rng.normal(size=s) for s in ((4, 3), 4, (2, 4), 2)))
     >>> x, q, h = rng.normal(size=(5, 3)), softmax(rng.normal(size=(5, 2))), rng.normal(size=(5, 4))
-    >>> found = server_gradient(x, model, q, h, 2.0, 3.0)
+    >>> actual = server_gradient(x, model, q, h, 2.0, 3.0)
     >>> for i, part in enumerate(model):
     ...     def loss(w):
     ...         h_g, u = outputs(x, net(*model[:i], w, *model[i + 1 :]))
     ...         return server_loss(q, h, u, h_g, 2.0, 3.0)
-    ...     print(bool(np.allclose(gradient(loss, part), found[i], rtol=1e-12)))
+    ...     print(bool(np.allclose(gradient(loss, part), actual[i], rtol=1e-12)))
     True
     True
     True

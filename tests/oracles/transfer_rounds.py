@@ -21,6 +21,6 @@ def weights_party(**config: Any) -> Party:
     return party("ktpfl-weights", **{"alike": True, **config})
 
 
-def same(found: Sequence[Any], expected: Sequence[Any]) -> None:
-    for a, b in zip(found, expected, strict=True):
+def same(actual: Sequence[Any], expected: Sequence[Any]) -> None:
+    for a, b in zip(actual, expected, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=2e-6)

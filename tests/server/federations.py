@@ -25,6 +25,7 @@ from flwr_kd.server.strategy import KDStrategy
 from flwr_kd.testing.faults import Fault
 from flwr_kd.transport.inline_grid import InlineGrid
 from flwr_kd.transport.payload import Payload, PayloadError, array
+from tests.tiers import first_variants
 
 QUICK: dict[str, Any] = {"local_epochs": 1, "batch_size": 8}
 
@@ -179,24 +180,12 @@ METHODS = list(registry.methods())
 PERSONAL = [name for name in METHODS if getattr(registry.get(name).client, "personal", False)]
 
 
-# FedHyb* trains a generator at the server in every round.
-FIRST_VARIANTS = {
-    next(
-        name
-        for name, other in registry.methods().items()
-        if (other.strategy_path, other.client_path) == (method.strategy_path, method.client_path)
-    )
-    for method in registry.methods().values()
-}
-"""The first method of each pair of strategy and client."""
-
-
 def each_method(variants: pytest.MarkDecorator | None = None) -> pytest.MarkDecorator:
     """Parametrise a test by all methods; further variants of a method get a mark of their own."""
     # FedHyb* trains a generator at the server in every round.
     marks = {"fedhyb-star": [pytest.mark.long]}
     if variants is not None:
-        marks |= {name: [variants] for name in METHODS if name not in FIRST_VARIANTS}
+        marks |= {name: [variants] for name in METHODS if name not in first_variants()}
     return pytest.mark.parametrize(
         "name", [pytest.param(name, marks=marks.get(name, ())) for name in METHODS]
     )
