@@ -26,6 +26,7 @@ from flwr_kd.wording import warn_once
 __all__ = ["Table", "read_table"]
 
 _LABEL_NAMES = ("label", "target", "class")
+_LABEL_WORDS = frozenset({*_LABEL_NAMES, "labels", "targets", "classes"})
 
 # What pandas and R read as missing, and further usual spellings, in lower case.
 _MISSING = frozenset(
@@ -192,7 +193,7 @@ def _delimiter(path: Path, file: TextIO) -> str:
 
 def _form(path: Path, row: list[str], unlabelled: int | None) -> _Form:
     width = len(row)
-    named = [column for column, cell in enumerate(row) if cell.lower() in _LABEL_NAMES]
+    named = [column for column, cell in enumerate(row) if cell.lower() in _LABEL_WORDS]
     labelled = bool(named) or width != unlabelled
     if len(named) > 1:
         titles = " and ".join(repr(row[column]) for column in named)

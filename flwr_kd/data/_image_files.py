@@ -21,7 +21,7 @@ IMAGE_ENDINGS = (".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff
 """Endings of files that are read as images."""
 
 MOST_PIXELS = 50_000_000
-"""Pixels of the largest image that is decoded, which takes up to 2 GB of memory meanwhile."""
+"""Pixels of the largest image that is decoded, which takes up to 1 GB of memory meanwhile."""
 
 # Others that the library knows start programs, or are no pictures. Names often have the ending of another format.
 _FORMATS = frozenset({"BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP"})
@@ -114,7 +114,8 @@ def _pixels(image: Any) -> AnyArray | None:
         return None
     if image.mode in ("1", "L", "LA"):
         return _scaled(np.asarray(image.convert("L"))[None], 255)
-    return _scaled(np.asarray(image.convert("RGB")).transpose(2, 0, 1), 255)
+    coloured = image if image.mode == "RGB" else image.convert("RGB")
+    return _scaled(np.asarray(coloured).transpose(2, 0, 1), 255)
 
 
 def _scaled(values: AnyArray, largest: int) -> AnyArray:

@@ -24,6 +24,7 @@ DEBIAN_FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
 _PAD_UP_TO = 1.5
 
 _LUMA = (0.299, 0.587, 0.114)
+_BLOCK = 2**24  # values
 
 
 @dataclass(frozen=True)
@@ -76,8 +77,7 @@ def adapt(images: Tensor, shape: tuple[int, int, int], *, pad: bool = True) -> T
         if images.shape[1] == 1:
             images = images.expand(-1, channels, -1, -1)
         elif images.shape[1] == 3 and channels == 1:
-            weights = torch.tensor(_LUMA).view(1, 3, 1, 1)
-            images = (images * weights).sum(dim=1, keepdim=True)
+            images = _luminance(images)
         else:
             raise DataError(f"images with {images.shape[1]} channels cannot be given {channels}")
     down, right = height - images.shape[2], width - images.shape[3]
@@ -94,6 +94,14 @@ def adapt(images: Tensor, shape: tuple[int, int, int], *, pad: bool = True) -> T
     return torch.nn.functional.interpolate(
         images, size=(height, width), mode="bilinear", antialias=True, align_corners=False
     )
+
+
+def _luminance(images: Tensor) -> Tensor:
+    """Return ``[N, 1, H, W]`` from ``[N, 3, H, W]``, some rows at a time, since an image may be large."""
+    weights = torch.tensor(_LUMA).view(1, 3, 1, 1)
+    rows = max(1, _BLOCK // max(1, images[:, :, :1].numel()))
+    parts = [(part * weights).sum(dim=1, keepdim=True) for part in torch.split(images, rows, dim=2)]
+    return torch.cat(parts, dim=2)
 
 
 def _decode(paths: AnyArray) -> AnyArray:

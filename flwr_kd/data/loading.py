@@ -112,12 +112,12 @@ def load(
     methods, also for those that do not use it, so that partitions are comparable between methods.
 
     A csv file is in UTF-8 and has rows of finite numbers such as ``-1.5`` or ``2e-3``, separated by commas,
-    semicolons or tabs. Its first row is a header if a cell is named ``label``, ``target`` or ``class``, or if a
-    cell other than the last is a text. The labels are in the column of that name, otherwise in the last one. They
-    may be texts; classes are numbered in sorted order. Tables that may have been meant in another way are refused:
-    with missing values (``NA``, ``?`` and the like), columns without a name or with the name of another, several
-    columns of labels, a header of column numbers, or a row index as pandas and R write it. A column that numbers
-    the rows or repeats the labels under another name is used with a warning.
+    semicolons or tabs. Its first row is a header if a cell is named ``label``, ``target``, ``class`` or one of
+    their plurals, or if a cell other than the last is a text. The labels are in the column of that name,
+    otherwise in the last one. They may be texts; classes are numbered in sorted order. Tables that may have been
+    meant in another way are refused: with missing values (``NA``, ``?`` and the like), columns without a name or
+    with the name of another, several columns of labels, a header of column numbers, or a row index as pandas and
+    R write it. A column that numbers the rows or repeats the labels under another name is used with a warning.
 
     Parameters
     ----------

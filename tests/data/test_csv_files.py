@@ -44,7 +44,8 @@ def test_csv_headers_and_label_columns(tmp_path: Path) -> None:
     first = load(write_csv(tmp_path / "first.csv", ["class,a,b,c", *moved]))
     other = [row.replace(",", " ; ") for row in ["a,b,c,label", *letter_rows()]]
     semicolons = load(write_csv(tmp_path / "semi.csv", other))
-    for bundle in (named, numbers, first, semicolons):
+    plural = load(write_csv(tmp_path / "plural.csv", ["Labels,a,b,c", *moved]))
+    for bundle in (named, numbers, first, semicolons, plural):
         assert torch.equal(bundle.train.x, plain.train.x)
         assert torch.equal(bundle.train.y, plain.train.y)
         assert torch.equal(bundle.test.y, plain.test.y)
