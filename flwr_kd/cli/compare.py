@@ -61,7 +61,7 @@ def _compare(methods: Sequence[str], experiment: ExperimentOptions, options: Run
 
     from flwr_kd.experiments import comparison
     from flwr_kd.plotting import curves, picture_file
-    from flwr_kd.results.table import table
+    from flwr_kd.results.table import fitting
 
     if options.force and options.resume:
         raise UsageError("--force begins anew, --resume goes on: give one of them")
@@ -86,7 +86,7 @@ def _compare(methods: Sequence[str], experiment: ExperimentOptions, options: Run
         _run(plan, console, keep_arrays=not options.no_arrays)
         result, file = comparison.write(plan)
     picture = curves.plot(result, picture_file(file.parent, "curves"))
-    console.print(table(result))
+    console.print(*fitting(result, console.width))
     print(f"result: {file.resolve()}")
     print(f"curves: {picture.resolve()}")
 

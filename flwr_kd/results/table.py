@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from flwr_kd.results.schema import Comparison
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.table import Column, Table
 
-__all__ = ["table"]
+__all__ = ["fitting", "table"]
 
 _MEGABYTE = 10**6
 
@@ -55,6 +55,44 @@ def table(comparison: Comparison) -> Table:
             _significant(row["seconds"]["mean"]),
         )
     return shown
+
+
+def fitting(comparison: Comparison, width: int) -> list[Table]:
+    """Return the table of :func:`table`, or several with some of its columns each, none wider than the width.
+
+    A single column may still be wider.
+    """
+    from rich.console import Console
+    from rich.measure import Measurement
+
+    whole = table(comparison)
+    console = Console(width=10_000)
+
+    def fits(columns: Sequence[Column]) -> bool:
+        return Measurement.get(console, console.options, _with(whole, columns)).maximum <= width
+
+    first, *others = whole.columns
+    groups = [[first]]
+    for column in others:
+        if len(groups[-1]) > 1 and not fits([*groups[-1], column]):
+            groups.append([first])
+        groups[-1].append(column)
+    parts = [_with(whole, group) for group in groups]
+    parts[0].title, parts[-1].caption = whole.title, whole.caption
+    return parts
+
+
+def _with(whole: Table, columns: Sequence[Column]) -> Table:
+    from rich.table import Table
+
+    part = Table(box=whole.box, title_justify="left", caption_justify="left")
+    for column in columns:
+        part.add_column(
+            column.header, justify=column.justify, no_wrap=column.no_wrap, overflow=column.overflow
+        )
+    for cells in zip(*(column.cells for column in columns), strict=True):
+        part.add_row(*cells)
+    return part
 
 
 def _percent(spread: Mapping[str, Any], of: int) -> str:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
+import io
 
+import pytest
+from rich.console import Console
+
+from flwr_kd.results.table import fitting
 from tests.results.examples import a_comparison, a_round, a_run, rendered
 
 
@@ -51,6 +55,21 @@ def test_table_fits_80_columns():
     )
     assert "…" not in text
     assert all(len(line) <= 80 for line in text.splitlines())
+
+
+def test_a_narrow_terminal_has_several_tables_with_whole_names():
+    rounds = (a_round(local_accuracy=0.5, global_accuracy=0.25, server_accuracy=0.125),)
+    comparison = a_comparison(*(a_run("ktpfl-weights", seed, rounds=rounds) for seed in (0, 1)))
+    assert [len(part.columns) for part in fitting(comparison, 100)] == [7]
+    parts = fitting(comparison, 60)
+    assert len(parts) > 1
+    console = Console(file=io.StringIO(), width=60)
+    console.print(*parts)
+    lines = console.file.getvalue().splitlines()
+    assert sum("ktpfl-weights" in line for line in lines) == len(parts)
+    assert sum("last round" in line for line in lines) == 1
+    # All columns but the repeated one of the methods.
+    assert sum(len(part.columns) - 1 for part in parts) == 6
 
 
 @pytest.mark.parametrize(
