@@ -40,16 +40,19 @@ def showing_log(*, verbose: bool) -> Iterator[None]:
 
     console = Console(stderr=True)
     update_console_handler(colored=console.is_terminal and not console.no_color)
-    level, first = FLOWER_LOGGER.level, _FirstOfEachKind()
+    level = FLOWER_LOGGER.level
     FLOWER_LOGGER.setLevel(logging.INFO if verbose else logging.WARNING)
-    if not verbose:
-        FLOWER_LOGGER.addFilter(first)
+    # The handlers get only what the logger's own filters, such as that of the Ray backend, have passed.
+    firsts = [] if verbose else [(handler, _FirstOfEachKind()) for handler in FLOWER_LOGGER.handlers]
+    for handler, first in firsts:
+        handler.addFilter(first)
     try:
         yield
     finally:
-        FLOWER_LOGGER.removeFilter(first)
         FLOWER_LOGGER.setLevel(level)
-        if count := first.left_out:
+        for handler, first in firsts:
+            handler.removeFilter(first)
+        if count := max((first.left_out for _, first in firsts), default=0):
             more = "warning" if count == 1 else "warnings"
             print(f"note: {count} more {more} of the kinds above; --verbose shows all", file=sys.stderr)
 
