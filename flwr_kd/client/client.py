@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from flwr_kd.checks import ConfigError, checked
 from flwr_kd.client.data_sets import DataSets
+from flwr_kd.client.flower_mods import CLIPPING, active_mods, check_mods
 from flwr_kd.client.own_model import own_model
 from flwr_kd.client.personal_state import PersonalState, StateError
 from flwr_kd.client.task import Answer, Measured, Task
@@ -217,7 +218,11 @@ class KDClient(NumPyClient, Generic[ConfigT]):
         }
         if self._lost_state:
             metrics[flower_records.STATE_LOST] = 1.0
+        mods = active_mods()
+        check_mods(mods, self._phases(), parameters, answer.arrays)
         if answer.payload is not None:
+            if CLIPPING.intersection(mods):
+                metrics[flower_records.UNCOVERED] = 1.0
             metrics[flower_records.PAYLOAD] = answer.payload.to_bytes(max_bytes=task.max_payload_bytes)
         return answer.arrays, answer.num_examples, metrics
 
@@ -448,6 +453,11 @@ class KDClient(NumPyClient, Generic[ConfigT]):
             max_payload_bytes=int(config.get(flower_records.MAX_BYTES, MAX_PAYLOAD_BYTES)),
             extra=config,
         )
+
+    @classmethod
+    def _phases(cls) -> list[str]:
+        prefix = "phase_"
+        return sorted(name.removeprefix(prefix) for name in dir(cls) if name.startswith(prefix))
 
     def _named_arrays(self) -> dict[str, NDArray]:
         """Return the model's arrays; on the CPU these are views of its weights."""

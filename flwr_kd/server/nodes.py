@@ -174,6 +174,8 @@ class Roster:
                 self._ask_again(node_id, f"no reply within {timeout:g} s", timeout)
             elif isinstance(reply, PayloadError):
                 self.malformed[node_id] = self._refuse(node_id, str(reply))
+            elif reply.has_error() and reply.error.code == ErrorCode.MOD_FAILED_PRECONDITION:
+                self.malformed[node_id] = self._refuse(node_id, reason_of(reply.error))
             elif reply.has_error():
                 silent, reason = reply.error.code == ErrorCode.MESSAGE_UNAVAILABLE, reason_of(reply.error)
                 if reply.error.code in _ITS_OWN_FAULT:

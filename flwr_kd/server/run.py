@@ -19,6 +19,7 @@ from flwr_kd.server.messages import Messages, PersonalRounds
 from flwr_kd.server.nodes import Roster, draw
 from flwr_kd.server.records import KDResult, Node, Outgoing, Reply, RoundStats, VoidRoundsError
 from flwr_kd.server.replies import Replies, ReplyChecker, TooFewReplies, evaluations
+from flwr_kd.server.wrappers import check_clipped
 from flwr_kd.text import first_line
 from flwr_kd.transport import flower_records
 from flwr_kd.transport.delivery import Delivered, receive
@@ -62,7 +63,8 @@ class Run:
     present : list of Node
         The clients that were there when the round began.
     sent : list of Message
-        For Flower's own loop, the messages whose replies come next; ``sent_arrays`` are the arrays of that round.
+        For Flower's own loop, the messages whose replies come next; ``sent_arrays`` are the arrays of that round,
+        and ``clipping_norm`` is the norm to which a wrapper expects clients to clip their updates.
     """
 
     def __init__(self, strategy: KDStrategy[Any, Any], timeout: float = 3600.0) -> None:
@@ -74,10 +76,11 @@ class Run:
         self.checkpoints = CheckpointWriter(strategy.checkpoint_dir, strategy.checkpoint_seconds)
         self.checker = ReplyChecker(strategy)
         self.voids = 0
-        self.begun = False
+        self.begun = self._uncovered = False
         self.present: list[Node] = []
         self.sent: list[Message] = []
         self.sent_arrays: ArrayRecord | None = None
+        self.clipping_norm: Any = None
 
     # ------------------------------------------------------------------ the loop
 
@@ -294,6 +297,8 @@ class Run:
         """Return the checked reply to a message; None, with one warning, if it cannot be used."""
         node = self.roster.nodes[message.metadata.dst_node_id]
         reply = self.checker.check(phase, node, arrived, self.strategy.stats)
+        if reply is not None and not self._is_clipped(reply):
+            return None
         if reply is not None and reply.metrics.pop(flower_records.STATE_LOST, 0):
             log(
                 WARNING,
@@ -301,7 +306,26 @@ class Run:
                 node,
                 self.personal.trained.get(node.key, 0),
             )
+        if reply is not None and reply.metrics.pop(flower_records.UNCOVERED, 0) and not self._uncovered:
+            self._uncovered = True
+            log(
+                WARNING,
+                "a mod of %s protects the weights; the knowledge that it sends beside them is not covered",
+                node,
+            )
         return reply
+
+    def _is_clipped(self, reply: Reply[Any]) -> bool:
+        """Return whether a reply is clipped as the wrapper expects, if one does; else count a failure, and warn."""
+        if self.clipping_norm is None or self.sent_arrays is None:
+            return True
+        try:
+            check_clipped(reply.arrays, self.sent_arrays.to_numpy_ndarrays(), float(self.clipping_norm))
+        except PayloadError as error:
+            log(WARNING, "the reply of %s is dropped: %s", reply.node, error)
+            self.strategy.stats.failures += 1
+            return False
+        return True
 
     def _evaluate_at_server(
         self, evaluate_fn: EvaluateFn | None, server_round: int, arrays: ArrayRecord, result: KDResult

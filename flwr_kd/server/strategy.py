@@ -26,6 +26,7 @@ from flwr_kd.server.nodes import draw
 from flwr_kd.server.records import KDResult, NDArray, Node, Outgoing, Reply, RoundStats
 from flwr_kd.server.replies import TooFewReplies
 from flwr_kd.server.run import Run
+from flwr_kd.server.wrappers import check_wrapper, wrapper_of
 from flwr_kd.transport.delivery import pair
 from flwr_kd.transport.payload import MAX_PAYLOAD_BYTES, Payload, PayloadT
 from flwr_kd.transport.template import ArrayTemplate, GivenNames
@@ -101,6 +102,9 @@ class KDStrategy(Strategy, Generic[ConfigT, PayloadT]):
     """Whether there is a global model, which every client's model must match."""
     reply_arrays: ClassVar[frozenset[str]] = frozenset({"train"})
     """Phases whose replies hold the model's arrays; none where a class sets ``sends_weights = False``."""
+    averages: ClassVar[bool] = True
+    """Whether the global model is a mean of the clients' models, for which Flower's wrappers for differential
+    privacy compute their noise."""
     reply_payloads: ClassVar[Mapping[str, type[Payload]]] = {}
     """By phase, the payload that a reply must have."""
     reply_metrics: ClassVar[frozenset[str]] = frozenset()
@@ -394,14 +398,17 @@ class KDStrategy(Strategy, Generic[ConfigT, PayloadT]):
         There are no checkpoints then, and no calls of ``on_round``. The messages' time to live is an hour and more,
         whatever the timeout. A method with several phases per round raises :class:`RuntimeError`.
         """
+        wrapper = wrapper_of(self)
         if len(self.phases) > 1:
             raise RuntimeError(
                 f"{type(self).__name__} has the phases {', '.join(self.phases)} per round; call its own start()"
+                + (f", without {wrapper}" if wrapper else "")
             )
         run = self.current_run
         if server_round == 1 or not run.begun:
             if self.checkpoint_dir is not None or self.on_round is not None:
                 log(WARNING, "checkpoint_dir, resume and on_round need this strategy's own start()")
+            check_wrapper(self, wrapper)
             run = self.prepare(arrays)
             self.begin(run.roster.wait(grid, self.min_available_nodes))
         run.end_if_void()
@@ -409,6 +416,8 @@ class KDStrategy(Strategy, Generic[ConfigT, PayloadT]):
         run.present = run.roster.of_round(grid, self.min_train_nodes)
         run.sent = run.phase_messages(self.phases[0], server_round, [], arrays, dict(config))
         run.sent_arrays = arrays
+        # Wrappers that leave the clipping to the clients send its norm.
+        run.clipping_norm = config.get("clipping_norm") if wrapper else None
         return list(run.sent)
 
     def aggregate_train(

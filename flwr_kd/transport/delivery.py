@@ -149,6 +149,13 @@ def reason_of(error: Error) -> str:
     text = (error.reason or "").strip()
     if error.code == ErrorCode.CLIENT_APP_CRASHED or _DIED.search(text):
         return "its process died"
+    if error.code == ErrorCode.MOD_FAILED_PRECONDITION:
+        return (
+            f"{plain(text, 200)} The mods in flwr.clientapp.mod do not read the messages of a NumPyClient: use the "
+            "one of this name in flwr.client.mod"
+        )
+    if "secaggplus_configs" in text:
+        return "secagg_mod and secaggplus_mod need Flower's SecAgg workflow at the server: remove the mod"
     if error.code == ErrorCode.MESSAGE_UNAVAILABLE:
         return "it did not reply in time, or its reply was lost"
     if error.code == ErrorCode.NODE_UNAVAILABLE:

@@ -40,7 +40,22 @@ WIRE_VERSION = 2
 """Version of what travels besides payloads, which have versions of their own: the keys of configs, properties and
 metrics, and what they mean. flwr-kd 0.1 had version 1, and did not name it."""
 VERSION = "wire-version"
-PAYLOAD, PHASE, ROUND, SEED, NAMES, MAX_BYTES, RUN, TRAINED, KNOWN, SAVED, WHOLE, STATE_LOST, REFUSAL = (
+(
+    PAYLOAD,
+    PHASE,
+    ROUND,
+    SEED,
+    NAMES,
+    MAX_BYTES,
+    RUN,
+    TRAINED,
+    KNOWN,
+    SAVED,
+    WHOLE,
+    STATE_LOST,
+    UNCOVERED,
+    REFUSAL,
+) = (
     "payload",
     "phase",
     "server-round",
@@ -53,6 +68,7 @@ PAYLOAD, PHASE, ROUND, SEED, NAMES, MAX_BYTES, RUN, TRAINED, KNOWN, SAVED, WHOLE
     "saved-round",
     "whole-round",
     "state-lost",
+    "payload-uncovered",
     "refusal",
 )
 _MAX_EXAMPLES = 2**53

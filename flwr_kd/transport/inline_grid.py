@@ -284,7 +284,7 @@ class InlineGrid(Grid):
         self._stuck[node_id] = job
         log(
             WARNING,
-            "client %s still works after %g s and is given up; its thread may go on, since Python cannot end it",
+            "client %s still works after %g s and is given up; its thread goes on, since Python cannot end it",
             self.contexts[node_id].node_config["partition-id"],
             self._seconds,
         )

@@ -65,7 +65,7 @@ class Job:
         """Wait for the end of the call, and return whether it has ended."""
         return self._done.wait(min(max(seconds, 0.0), threading.TIMEOUT_MAX))
 
-    def abandon(self) -> None:
+    def end(self) -> None:
         """Give the call up, and ask its thread to end."""
         self.abandoned = True
         thread = self._thread
@@ -97,9 +97,12 @@ class NodeThreads:
         return job
 
     def abandon(self, job: Job) -> None:
-        """Give up a job on which a thread works; another thread takes the place of that one."""
+        """Give up a job on which a thread works; another thread takes the place of that one, which goes on.
+
+        It is not asked to end: an import that is broken off would be of no use to the rest of the process.
+        """
         self._open.discard(job)
-        job.abandon()
+        job.abandoned = True
         self._threads -= 1
         self._start()
 
@@ -107,7 +110,7 @@ class NodeThreads:
         """End the threads that wait for jobs, and ask those that work to end, for which it waits a second."""
         jobs = [job for job in self._open if not job.done]
         for job in jobs:
-            job.abandon()
+            job.end()
         for _ in range(self._threads):
             self._jobs.put(None)
         self._open, self._threads, self._jobs = set(), 0, queue.SimpleQueue()

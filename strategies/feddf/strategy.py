@@ -49,6 +49,7 @@ class FedDF(DistillingStrategy[FedDFConfig]):
     """
 
     config_class = FedDFConfig
+    averages = False
     round_trips = 0
 
     def begin(self, nodes: list[Node]) -> None:

@@ -70,6 +70,7 @@ class FedHyb(DistillingStrategy[FedHybConfig]):
     """
 
     config_class = FedHybConfig
+    averages = False
 
     def aggregate_phase(
         self, phase: str, server_round: int, replies: Iterable[Reply], arrays: ArrayRecord | None
