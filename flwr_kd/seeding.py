@@ -12,17 +12,17 @@ import random
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
 __all__ = [
-    "PrivateRandomness",
     "derive_seed",
     "forked_global_rng",
     "numpy_generator",
+    "private_randomness",
+    "seed_global_generators",
     "seed_of_state",
     "torch_generator",
 ]
@@ -62,11 +62,21 @@ def seed_of_state(generator: torch.Generator) -> int:
     return int.from_bytes(hashlib.blake2b(state, digest_size=8).digest(), "big") >> 1
 
 
-class PrivateRandomness:
-    """Random numbers for a user's code that draws from the global generators, apart from everybody else's.
+def seed_global_generators(seed: int, others: Sequence[torch.Generator] = ()) -> None:
+    """Seed the global generators of torch (on the CPU), NumPy and Python, for a user's code that draws from them.
 
-    Within :meth:`active` the global generators of torch (on the CPU), NumPy and Python have states of their own,
-    which begin with the seed and go on from block to block. At the end of a block the caller's states are put back.
+    Only in a process of its own, or within :func:`private_randomness`.
+    """
+    random.seed(derive_seed(seed, "python"))
+    np.random.seed(derive_seed(seed, "numpy") % 2**32)  # noqa: NPY002
+    for place, generator in enumerate((torch.default_generator, *others)):
+        generator.manual_seed(derive_seed(seed, "torch", place))
+
+
+@contextmanager
+def private_randomness(seed: int, others: Sequence[torch.Generator] = ()) -> Iterator[None]:
+    """Seed the global generators within the block; the caller's states are put back at its end.
+
     All threads share the global generators, so one block runs at a time.
 
     Parameters
@@ -78,51 +88,24 @@ class PrivateRandomness:
 
     Examples
     --------
-    >>> randomness = PrivateRandomness(0)
-    >>> with randomness.active():
+    >>> with private_randomness(0):
     ...     first = random.random()
-    >>> with PrivateRandomness(0).active():
+    >>> with private_randomness(0):
     ...     random.random() == first
     True
     """
-
-    def __init__(self, seed: int, others: Sequence[torch.Generator] = ()) -> None:
-        self._seed, self._others = seed, tuple(others)
-        self._states: tuple[Any, ...] | None = None
-
-    @contextmanager
-    def active(self) -> Iterator[None]:
-        """Let the global generators be these within the block."""
-        with _LOCK:
-            before = self._read()
-            try:
-                if self._states is None:
-                    self._begin()
-                else:
-                    self._write(self._states)
-                yield
-            finally:
-                self._states = self._read()
-                self._write(before)
-
-    def _begin(self) -> None:
-        random.seed(derive_seed(self._seed, "python"))
-        np.random.seed(derive_seed(self._seed, "numpy") % 2**32)  # noqa: NPY002
-        for place, generator in enumerate(self._torch()):
-            generator.manual_seed(derive_seed(self._seed, "torch", place))
-
-    def _torch(self) -> tuple[torch.Generator, ...]:
-        return (torch.default_generator, *self._others)
-
-    def _read(self) -> tuple[Any, ...]:
-        states = tuple(generator.get_state() for generator in self._torch())
-        return random.getstate(), np.random.get_state(), states  # noqa: NPY002
-
-    def _write(self, states: tuple[Any, ...]) -> None:
-        random.setstate(states[0])
-        np.random.set_state(states[1])  # noqa: NPY002
-        for generator, state in zip(self._torch(), states[2], strict=True):
-            generator.set_state(state)
+    generators = (torch.default_generator, *others)
+    with _LOCK:
+        before = [generator.get_state() for generator in generators]
+        of_numpy, of_python = np.random.get_state(), random.getstate()  # noqa: NPY002
+        try:
+            seed_global_generators(seed, others)
+            yield
+        finally:
+            random.setstate(of_python)
+            np.random.set_state(of_numpy)  # noqa: NPY002
+            for generator, state in zip(generators, before, strict=True):
+                generator.set_state(state)
 
 
 # Modules whose layers draw only in the layers that are named below.

@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader, default_collate
 
 from flwr_kd.learning.sources import loader_options
-from flwr_kd.seeding import PrivateRandomness
+from flwr_kd.seeding import derive_seed, private_randomness, seed_global_generators
 
 __all__ = ["Reader"]
 
@@ -27,11 +27,43 @@ class _Chunks:
         return len(self.now)
 
 
+class _Seeded:
+    """A data set that is asked for a seed and some keys at once: any worker draws the same numbers for them.
+
+    Its attributes are the data set's: a ``worker_init_fn`` sees no difference.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        object.__setattr__(self, "_dataset", dataset)
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._dataset[key]
+
+    def __getitems__(self, keys: list[Any]) -> Any:
+        seed, *own = keys
+        seed_global_generators(seed)
+        many = getattr(self._dataset, "__getitems__", None)
+        return many(own) if many else [self._dataset[key] for key in own]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._dataset, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._dataset, name, value)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Seeded, (self._dataset,)
+
+
 class Reader:
     """Batches of one data set, in any order.
 
-    With workers, each pass starts them anew, with seeds that follow from the pass's seed. Workers that the user's
-    loader keeps (``persistent_workers``) stay until :meth:`close`, and draw on.
+    What is drawn for a batch follows from the pass's seed and the batch's place in the pass, with any number of
+    workers. Each pass starts the workers anew; those that the user's loader keeps (``persistent_workers``) stay
+    until :meth:`close`.
 
     Parameters
     ----------
@@ -42,7 +74,7 @@ class Reader:
     """
 
     def __init__(self, dataset: Any, loader: DataLoader[Any] | None) -> None:
-        self._dataset = dataset
+        self._dataset = _Seeded(dataset)
         self._options = {"collate_fn": default_collate, **loader_options(loader)}
         self._kept: DataLoader[Any] | None = None
         self._busy = False
@@ -59,6 +91,7 @@ class Reader:
         few : bool
             Read without workers, or with one where the user has a function that prepares them.
         """
+        chunks = [[derive_seed(seed, "batch", place), *chunk] for place, chunk in enumerate(chunks)]
         options = self._options
         if few and options.get("num_workers"):
             workers = 1 if options["worker_init_fn"] is not None else 0
@@ -76,11 +109,10 @@ class Reader:
         self._kept = None
 
     def _read_here(self, chunks: list[list[Any]], seed: int, options: dict[str, Any]) -> Iterator[Any]:
-        randomness = PrivateRandomness(seed)
         batches = iter(_loader(self._dataset, chunks, seed, options))
         for _ in chunks:
             # Between two batches the model is trained, which draws numbers of its own.
-            with randomness.active():
+            with private_randomness(seed):
                 batch = next(batches)
             yield batch
 

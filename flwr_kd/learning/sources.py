@@ -22,7 +22,7 @@ from torch.utils.data import (
 )
 
 from flwr_kd.checks import DataError
-from flwr_kd.seeding import PrivateRandomness
+from flwr_kd.seeding import private_randomness
 
 __all__ = ["DatasetError", "Sampling", "batch_options", "check_data_set", "is_row", "loader_options"]
 
@@ -163,7 +163,7 @@ class Sampling:
             return
         known = _varies(self._source)
         # One that is known to vary is iterated once all the same, to see what it yields.
-        with self._randomness(0).active():
+        with private_randomness(0, self._generators):
             first = self._iterate()
             trials = 1 if known else _TRIALS if len(first) <= _FEW else 2
             others = [self._iterate() for _ in range(trials - 1)]
@@ -188,7 +188,7 @@ class Sampling:
 
     def epoch(self, seed: int) -> list[Any]:
         """Return what the sampler yields in one epoch, rows or batches of them; the seed decides which."""
-        with self._randomness(seed).active():
+        with private_randomness(seed, self._generators):
             keys = self._iterate()
         if self._endless(keys):
             keys = keys[: max(1, self._size // len(keys[0])) if self.batches else self._size]
@@ -225,9 +225,6 @@ class Sampling:
         if len(self.rows) < len(first):
             place = {row: position for position, row in enumerate(self.rows)}
             self.draws = [place[row] for row in first]
-
-    def _randomness(self, seed: int) -> PrivateRandomness:
-        return PrivateRandomness(seed, self._generators)
 
 
 def _sampler_of(loader: DataLoader[Any]) -> Any:

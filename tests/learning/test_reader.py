@@ -65,6 +65,8 @@ def test_the_generator_decides_what_is_drawn(how: str, workers: int) -> None:
     first, other = drawn(1), drawn(2)
     assert first == drawn(1)
     assert len({value for epoch in (*first, *other) for value in epoch}) == 24
+    without = Batches(DataLoader(Noisy(how), batch_size=2), num_classes=2)
+    assert first[0] == column(without.shuffled(2, torch.Generator().manual_seed(1)), 1)
     rng = torch.Generator().manual_seed(1)
     test = [column(source.ordered(2, generator=rng), 1) for _ in range(2)]
     assert test[0] == test[1] != column(source.ordered(2), 1)
