@@ -8,6 +8,7 @@ the wire and on the command line the same names are in kebab-case, like Flower's
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self, get_type_hints
@@ -15,9 +16,26 @@ from typing import Any, ClassVar, Self, get_type_hints
 from typing_extensions import TypeVar
 
 from flwr_kd.checks import ConfigError, Scalar, allowed, checked
-from flwr_kd.text import unknown_name
+from flwr_kd.text import similar, unknown_name
 
-__all__ = ["ConfigT", "MethodConfig", "hyper"]
+__all__ = ["ConfigT", "MethodConfig", "hyper", "meant"]
+
+# Names that other libraries and papers' code use, without separators, for what has another name here.
+_USUAL = {
+    "learning_rate": "lr eta etal clientlr locallr baselr initlr lrate stepsize",
+    "local_epochs": "epochs epoch numepochs nepochs maxepochs localep localepoch numlocalepochs trainepochs e",
+    "batch_size": "batch bs batchsize localbs trainbatchsize clientbatchsize minibatch minibatchsize b",
+    "optimizer": "opt optim optimiser localoptimizer",
+    "lr_decay": "decay lrgamma decayrate lrdecayrate learningratedecay",
+    "lr_decay_every": "decaystep decaysteps lrstep",
+    "weight_decay": "wd l2 l2reg regularization decayweight",
+    "proximal_mu": "mu proxmu fedproxmu proximalterm proximalweight",
+    "temperature": "t temp tau kdtemperature distilltemperature",
+    "server_learning_rate": "serverlr etag globallr",
+    "server_epochs": "kdepochs distillationepochs",
+    "distill_epochs": "kdepochs distillationepochs",
+    "distill_learning_rate": "kdlr distilllr distillationlr",
+}
 
 
 def hyper(
@@ -54,6 +72,21 @@ def hyper(
 
 def _kebab(name: str) -> str:
     return name.replace("_", "-")
+
+
+def meant(name: str, known: Iterable[str]) -> str | None:
+    """Return the hyper-parameter that another library's name may mean, in the spelling of ``known``; None if none.
+
+    >>> meant("lr", ["batch-size", "learning-rate"]), meant("num_epochs", ["local_epochs"]), meant("x", ["y"])
+    ('learning-rate', 'local_epochs', None)
+    """
+    names = list(known)
+    plain = re.sub(r"[^a-z0-9]", "", name.lower())
+    spelled = {re.sub(r"[^a-z0-9]", "", candidate.lower()): candidate for candidate in names}
+    for ours, theirs in _USUAL.items():
+        if plain in theirs.split() and ours.replace("_", "") in spelled:
+            return spelled[ours.replace("_", "")]
+    return similar(name, names)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +148,7 @@ class MethodConfig:
         given = {name.replace("-", "_"): value for name, value in values.items()}
         for name in given:
             if name not in known:
-                raise ConfigError(unknown_name("hyper-parameter", _kebab(name), map(_kebab, known)))
+                raise ConfigError(_unknown(name, known))
         return cls(**given)
 
     @classmethod
@@ -134,7 +167,7 @@ class MethodConfig:
             key = name.strip().replace("-", "_")
             if not sign or key not in known:
                 if sign:
-                    raise ConfigError(unknown_name("hyper-parameter", _kebab(key), map(_kebab, known)))
+                    raise ConfigError(_unknown(key, known))
                 raise ConfigError(f"{text!r} is not of the form name=value")
             if key in fixed:
                 raise ConfigError(
@@ -188,6 +221,11 @@ class MethodConfig:
 # hands its hyper-parameters out and never takes others in after construction.
 ConfigT = TypeVar("ConfigT", bound=MethodConfig, default=MethodConfig, covariant=True)
 """A method's config class."""
+
+
+def _unknown(name: str, known: Iterable[str]) -> str:
+    names = [_kebab(other) for other in known]
+    return unknown_name("hyper-parameter", _kebab(name), names, meant=meant(name, names))
 
 
 def _described(metadata: Mapping[str, Any]) -> str:

@@ -43,14 +43,16 @@ def _letters(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", re.split(r"[:\[]", spelt)[0])
 
 
-def unknown_name(kind: str, name: str, valid: Iterable[str]) -> str:
+def unknown_name(kind: str, name: str, valid: Iterable[str], *, meant: str | None = None) -> str:
     """Return one line with an unknown name, the most similar valid name, and all valid names.
+
+    ``meant`` replaces the most similar name where the caller knows better.
 
     >>> unknown_name("method", "fedhdk", ["fedavg", "fedhkd"])
     "unknown method 'fedhdk' (did you mean 'fedhkd'?); valid: fedavg, fedhkd"
     """
     names = list(valid)
-    meant = similar(name, names)
+    meant = meant or similar(name, names)
     hint = f" (did you mean {meant!r}?)" if meant else ""
     return f"unknown {kind} {shown(name)}{hint}; valid: {', '.join(names)}"
 

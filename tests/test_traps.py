@@ -20,7 +20,7 @@ from flwr_kd.client.task import Task
 from flwr_kd.learning.batches import Batches
 from flwr_kd.learning.loop import batchnorm_frozen
 from flwr_kd.models import build_model
-from flwr_kd.server.records import KDResult
+from flwr_kd.server.records import KDResult, VoidRoundsError
 from flwr_kd.server.strategy import KDStrategy
 from flwr_kd.strategies.fedavg import FedAvg, FedAvgClient
 from flwr_kd.strategies.fedhkd import FedHKD, FedHKDClient, HyperKnowledge
@@ -587,7 +587,10 @@ def test_training_that_diverges_says_so(make_blobs: Any, make_model: Any, flower
         return FedAvgClient(make_model(), make_blobs(24, index), context=context)
 
     strategy = FedAvg(optimizer="sgd", learning_rate=1e30, **QUICK)
-    _, result = start(strategy, make, record(make_model()), rounds=1)
+    with pytest.raises(VoidRoundsError) as raised:
+        start(strategy, make, record(make_model()), rounds=1)
+    result = raised.value.result
+    assert result is not None
     assert result.rounds[0].failures == 3
     assert "try a smaller learning-rate" in flower_log[0]
     assert states(result) == {n: a.data for n, a in record(make_model()).items()}

@@ -40,19 +40,16 @@ def showing_log(*, verbose: bool) -> Iterator[None]:
 
     console = Console(stderr=True)
     update_console_handler(colored=console.is_terminal and not console.no_color)
-    level = FLOWER_LOGGER.level
+    level, first = FLOWER_LOGGER.level, _FirstOfEachKind()
     FLOWER_LOGGER.setLevel(logging.INFO if verbose else logging.WARNING)
-    # The handlers get only what the logger's own filters, such as that of the Ray backend, have passed.
-    firsts = [] if verbose else [(handler, _FirstOfEachKind()) for handler in FLOWER_LOGGER.handlers]
-    for handler, first in firsts:
-        handler.addFilter(first)
+    if not verbose:
+        FLOWER_LOGGER.addFilter(first)
     try:
         yield
     finally:
+        FLOWER_LOGGER.removeFilter(first)
         FLOWER_LOGGER.setLevel(level)
-        for handler, first in firsts:
-            handler.removeFilter(first)
-        if count := max((first.left_out for _, first in firsts), default=0):
+        if count := first.left_out:
             more = "warning" if count == 1 else "warnings"
             print(f"note: {count} more {more} of the kinds above; --verbose shows all", file=sys.stderr)
 

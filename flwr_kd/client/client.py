@@ -134,7 +134,7 @@ class KDClient(NumPyClient, Generic[ConfigT]):
         self.context = context
         self.augment = augment
         self.state = PersonalState(context)
-        self._trained_round, self._lost_state = 0, False
+        self._trained_round, self._lost_state, self._has_own = 0, False, False
         self._seed = 0
 
     # ------------------------------------------------------------------ hooks for a method's author
@@ -191,7 +191,7 @@ class KDClient(NumPyClient, Generic[ConfigT]):
                 refusal = str(error)
         if refusal is not None:
             found[flower_records.REFUSAL] = refusal
-        for key in ("partition-id", "sector"):
+        for key in ("partition-id", "num-partitions", "sector"):
             if key in self.context.node_config:
                 found[key] = self.context.node_config[key]
         return found
@@ -229,8 +229,13 @@ class KDClient(NumPyClient, Generic[ConfigT]):
     def evaluate(
         self, parameters: list[NDArray], config: Mapping[str, Any]
     ) -> tuple[float, int, dict[str, bool | int | float | str | bytes]]:
-        """Evaluate the server's model on the client's test data; 0 examples where there are none."""
+        """Evaluate a model on the client's test data; 0 examples where there are none.
+
+        The model is the server's. In the phase ``measure`` it is the one with which the client would begin its next
+        training, and the metrics are those of a training.
+        """
         task = self._task(parameters, config)
+        self._has_own = False
         self.load(task)
         try:
             measured = self.measure(task.config.batch_size)
@@ -238,7 +243,10 @@ class KDClient(NumPyClient, Generic[ConfigT]):
             self.close()
         if measured is None or self.test_batches is None:
             return 0.0, 0, {}
-        return measured.loss, len(self.test_batches), {"accuracy": measured.accuracy}
+        metrics: dict[str, bool | int | float | str | bytes] = {"accuracy": measured.accuracy}
+        if task.phase == flower_records.MEASURE:
+            metrics = {**measured.metrics(), flower_records.STORED: float(self._has_own)}
+        return measured.loss, len(self.test_batches), metrics
 
     def close(self) -> None:
         """End the workers that loaders with ``persistent_workers`` have kept; they start again when needed."""
@@ -266,6 +274,7 @@ class KDClient(NumPyClient, Generic[ConfigT]):
         model, for example by a restart: it warns in its log, and reports it to the server.
         """
         kept = self.state.load()
+        self._has_own = kept is not None
         if kept is not None:
             self.model.load_state_dict(kept)
         elif self._trained_round:
@@ -393,10 +402,7 @@ class KDClient(NumPyClient, Generic[ConfigT]):
     def local_metrics(self, batch_size: int) -> dict[str, float]:
         """Return ``local-accuracy`` and, with more than 5 classes, ``local-top5``; nothing without test data."""
         measured = self.measure(batch_size)
-        if measured is None:
-            return {}
-        top5 = {} if measured.top5 is None else {"local-top5": measured.top5}
-        return {"local-accuracy": measured.accuracy, **top5}
+        return {} if measured is None else measured.metrics()
 
     @torch.no_grad()
     def extract(self, batch_size: int, batches: Batches | None = None) -> tuple[Tensor, Tensor, Tensor]:

@@ -79,6 +79,11 @@ class Measured(NamedTuple):
     accuracy: float
     top5: float | None
 
+    def metrics(self) -> dict[str, float]:
+        """Return the accuracies by the names that a reply has for them."""
+        top5 = {} if self.top5 is None else {"local-top5": self.top5}
+        return {"local-accuracy": self.accuracy, **top5}
+
 
 @dataclass
 class Answer:

@@ -10,15 +10,17 @@ import json
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from logging import WARNING
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from flwr.app import ArrayRecord, Context, MetricRecord
+from flwr.common.logger import log
 from torch import nn
 
 from flwr_kd import registry
 from flwr_kd.checks import ConfigError, DataError, checked, number, share, whole_number
-from flwr_kd.config import MethodConfig
+from flwr_kd.config import MethodConfig, meant
 from flwr_kd.data import ArrayDataset, DataSpec, load_own, load_test
 from flwr_kd.experiments import evaluation
 from flwr_kd.experiments.data import bundle_of, client_splits, public_of
@@ -45,6 +47,33 @@ __all__ = [
     "public_options",
     "strategy_options",
 ]
+
+
+_KEYS = (
+    *("dataset", "data-dir", "partition", "imbalance", "limit", "test-limit", "model", "seed", "method"),
+    *(
+        "public",
+        "public-limit",
+        "classes",
+        "input-shape",
+        "test-path",
+        "out",
+        "checkpoint-dir",
+        "resume",
+        "timeout",
+    ),
+    *(
+        "num-server-rounds",
+        "min-nodes",
+        "fraction-train",
+        "min-train-nodes",
+        "max-void-rounds",
+        "max-examples",
+    ),
+    # Read by apps' own files.
+    "reproducible-noise",
+)
+"""Keys of a run config besides hyper-parameters."""
 
 
 def experiment(context: Context, clients: int | None = None) -> Experiment:
@@ -255,6 +284,7 @@ def strategy_options(context: Context) -> dict[str, Any]:
         If a value is not allowed; the message names the key. Paths must be absolute, since a server's working
         directory is not the caller's.
     """
+    _warn_of_unread(context)
     phase_timeout(context)
     folder, resume = _absolute(context, "checkpoint-dir"), context.run_config.get("resume", False)
     checked("resume", resume, bool, {})
@@ -270,6 +300,15 @@ def strategy_options(context: Context) -> dict[str, Any]:
         "checkpoint_dir": folder,
         "resume": resume,
     }
+
+
+def _warn_of_unread(context: Context) -> None:
+    """Log a warning for each key of the run config that neither an app nor a method of the registry reads."""
+    known = {name for method in registry.methods().values() for name in method.config_class().to_wire()}
+    for key in sorted(context.run_config.keys() - known - set(_KEYS)):
+        ours = meant(key, [*sorted(known), *_KEYS])
+        hint = "" if ours is None else f": did you mean {ours!r}?"
+        log(WARNING, "%r in the run config is not read%s", key, hint)
 
 
 def phase_timeout(context: Context) -> float:

@@ -338,4 +338,7 @@ def round_result(stats: RoundStats) -> RoundResult:
             str(key): {name.replace("-", "_"): value for name, value in values.items()}
             for key, values in sorted(stats.clients.items())
         },
+        available=stats.available,
+        stored=tuple(map(str, sorted(stats.stored))),
+        received=tuple(map(str, sorted(stats.received))),
     )

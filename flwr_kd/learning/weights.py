@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
 __all__ = ["by_prefix", "check_finite_weights", "get_weights", "load_weights", "size_of", "with_prefix"]
 
@@ -35,6 +36,8 @@ def check_finite_weights(
 ) -> None:
     """Refuse a model whose ``state_dict`` holds a value that is not finite.
 
+    Infinite values of buffers are allowed, except BatchNorm's statistics: a mask has them, and is not trained.
+
     Parameters
     ----------
     model : nn.Module
@@ -58,8 +61,16 @@ def check_finite_weights(
     Traceback (most recent call last):
     FloatingPointError: the student's weights are no longer finite: try a smaller learning-rate
     """
-    if not all(bool(torch.isfinite(value).all()) for value in model.state_dict().values()):
-        raise FloatingPointError(f"{what} are no longer finite: try a smaller {option}")
+    masks = {
+        id(buffer)
+        for module in model.modules()
+        if not isinstance(module, _NormBase)
+        for buffer in module.buffers(recurse=False)
+    }
+    for value in model.state_dict(keep_vars=True).values():
+        fine = ~torch.isnan(value) if id(value) in masks else torch.isfinite(value)
+        if not bool(fine.all()):
+            raise FloatingPointError(f"{what} are no longer finite: try a smaller {option}")
 
 
 def size_of(tensors: Mapping[str, Tensor]) -> int:

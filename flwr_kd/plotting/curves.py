@@ -68,6 +68,8 @@ def figure(comparison: Comparison) -> Figure:
     If no method has a global model, but a server's own model was measured, that one takes its place; without either
     there is only the local accuracy.
 
+    Local accuracy is that of the clients that took part in each round, also in the last one.
+
     A line is the mean over seeds. Its band is ± one standard deviation (ddof = 1), and is missing if fewer than
     two seeds have a value. Rounds without a value are skipped: the line connects those that have one. Lines that
     coincide lie above each other from the widest to the thinnest, and their methods are named below the panel. So
@@ -109,6 +111,8 @@ def figure(comparison: Comparison) -> Figure:
             _draw(axes, rounds, values, styles[name], below=len(group) - 1 - group.index(name))
         axes.set_title(f"{title}\n", fontsize=11)
         meaning = meaning.replace("common test set", measured_on(comparison.config))
+        if metric == "local_accuracy":
+            meaning = _taking_part(comparison) or meaning
         axes.text(0.5, 1.02, meaning, transform=axes.transAxes, ha="center", fontsize=8.5, color="0.35")
         absent = [name for name in methods if name not in measured]
         _decorate(axes, title, _notes(title, absent, together, alone=len(shown) == 1))
@@ -120,6 +124,17 @@ def figure(comparison: Comparison) -> Figure:
     for text in legend.get_texts():
         text.set_parse_math(False)
     return drawn
+
+
+def _taking_part(comparison: Comparison) -> str:
+    """Return what local accuracy is where not all clients took part in each round; else an empty text."""
+    rounds = [each for run in comparison.runs for each in run.rounds]
+    total = max((each.available or 0 for each in rounds), default=0)
+    drawn = sorted({each.participants for each in rounds if each.participants < (each.available or 0)})
+    if not drawn:
+        return ""
+    count = str(drawn[0]) if len(drawn) == 1 else f"{drawn[0]} to {drawn[-1]}"
+    return f"own models and test splits; {count} of {total} clients took part"
 
 
 def _shown(comparison: Comparison) -> list[tuple[str, str, str]]:
@@ -174,7 +189,7 @@ def _draw(
 def _curves(runs: Sequence[RunResult], metric: str) -> Curve:
     """Return the rounds ``[R]`` in which a seed has a value, and those in percent ``[S, R]``, else NaN."""
     series = [
-        {each.round: getattr(each, metric) for each in run.rounds if getattr(each, metric) is not None}
+        {each.round: value for each in run.rounds if (value := each.of_participants(metric)) is not None}
         for run in runs
     ]
     rounds = sorted(set().union(*series))

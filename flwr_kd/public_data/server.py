@@ -112,7 +112,7 @@ class PublicKnowledgeStrategy(KDStrategy[PublicConfigT, SoftPredictions], Generi
 
     def accept_node(self, node: Node) -> str | None:
         """Refuse a client with another number of classes or other public data."""
-        classes = self.common(lambda other: other.num_classes, node)
+        classes = self.common(lambda other: other.num_classes, node, shown=lambda count: f"{count} classes")
         if node.num_classes != classes or classes < 2:
             return f"{node.num_classes} classes, expected {max(classes, 2)}"
         if self.config.public_at == "clients":
@@ -185,6 +185,7 @@ class PublicKnowledgeStrategy(KDStrategy[PublicConfigT, SoftPredictions], Generi
             lambda other: (other.public_digest, other.num_public),
             node,
             among=lambda other: bool(other.public_digest and other.num_public),
+            shown=lambda public: f"{public[1]} public samples with digest {public[0][:12]}",
         )
 
     def _number_drawn(self, node: Node) -> int:

@@ -29,6 +29,8 @@ SCHEMA_VERSION = 1
 """Version of the JSON; a reader refuses any other."""
 _LAST = 5
 _ACCURACIES = ("local_accuracy", "local_top5", "global_accuracy", "server_accuracy")
+_OF_LAST_ROUND = ("available", "stored", "received")
+"""Left out of the file where there is nothing to say."""
 _OF_CLIENT = ("local_accuracy", "local_top5")
 _METRICS = (
     *_ACCURACIES,
@@ -49,7 +51,8 @@ class RoundResult:
         From 1.
     local_accuracy : float or None
         Mean over clients of their own model's accuracy on their own test split, in [0, 1]; None if not
-        measured.
+        measured. The clients are those that took part in the round; after the last round also those in ``stored``
+        and ``received``.
     global_accuracy : float or None
         The aggregated model's accuracy on the common test set, in [0, 1]; None without a global model.
     train_loss : float or None
@@ -67,6 +70,11 @@ class RoundResult:
         without one.
     clients : dict
         Per client, by its partition id as text, its own ``local_accuracy`` and ``local_top5``.
+    available : int or None
+        Number of clients that were connected, of which ``participants`` took part; None if not known.
+    stored, received : tuple of str
+        Keys of ``clients`` that did not take part in the last round, and were measured after it: with the personal
+        model that they keep, or with the model that they would receive.
 
     Raises
     ------
@@ -90,6 +98,9 @@ class RoundResult:
     local_top5: float | None = None
     server_accuracy: float | None = None
     clients: dict[str, dict[str, float | None]] = field(default_factory=dict)
+    available: int | None = None
+    stored: tuple[str, ...] = ()
+    received: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name, least in (
@@ -109,8 +120,33 @@ class RoundResult:
                 raise ResultError(f"clients[{client!r}] must have {' and '.join(_OF_CLIENT)}, got {values!r}")
             clients[client] = {name: _accuracy(name, values.get(name)) for name in _OF_CLIENT}
         object.__setattr__(self, "clients", clients)
+        if self.available is not None:
+            whole_number("available", self.available, 0, error=ResultError)
+        for name in ("stored", "received"):
+            keys = tuple(getattr(self, name))
+            if not set(keys) <= set(clients):
+                raise ResultError(f"{name} must be keys of clients, got {keys!r}")
+            object.__setattr__(self, name, keys)
         seconds = number("seconds", self.seconds, 0, error=ResultError)
         object.__setattr__(self, "seconds", seconds)
+
+    def of_participants(self, metric: str) -> float | None:
+        """Return an accuracy, without the clients that were measured after the last round.
+
+        A curve over rounds has the same meaning in each of its points with this.
+
+        Examples
+        --------
+        >>> clients = {"0": {"local_accuracy": 1.0}, "1": {"local_accuracy": 0.5}}
+        >>> last = RoundResult(2, 0.75, None, None, 0, 0, 1.0, 1, 0, clients=clients, available=2, received=("1",))
+        >>> last.of_participants("local_accuracy")
+        1.0
+        """
+        if metric not in _OF_CLIENT or not (self.stored or self.received):
+            value: float | None = getattr(self, metric)
+            return value
+        others = {*self.stored, *self.received}
+        return _mean(values[metric] for key, values in self.clients.items() if key not in others)
 
 
 @dataclass(frozen=True)
@@ -165,7 +201,8 @@ class RunResult:
         """The run in a few numbers, each None if no round has a value.
 
         ``local_accuracy``, ``local_top5``, ``global_accuracy`` and ``server_accuracy`` are those of the last
-        round; with ``_last5`` the mean over the last five rounds, or over those of them that have a value.
+        round; with ``_last5`` the mean over the last five rounds, or over those of them that have a value, of the
+        clients that took part in each.
         ``bytes_up`` and ``bytes_down`` are the mean per round, ``seconds`` the median per round (the first rounds
         warm up).
 
@@ -180,7 +217,7 @@ class RunResult:
         tail = self.rounds[-_LAST:]
         return {
             **{name: getattr(final, name) if final else None for name in _ACCURACIES},
-            **{f"{name}_last5": _mean(getattr(each, name) for each in tail) for name in _ACCURACIES},
+            **{f"{name}_last5": _mean(each.of_participants(name) for each in tail) for name in _ACCURACIES},
             "bytes_up": _mean(result.bytes_up for result in self.rounds),
             "bytes_down": _mean(result.bytes_down for result in self.rounds),
             "seconds": statistics.median(result.seconds for result in self.rounds) if final else None,
@@ -338,7 +375,12 @@ class Comparison:
                     "seed": run.seed,
                     "hyperparameters": run.hyperparameters,
                     "rounds": [
-                        {name: getattr(result, name) for name in _ROUND_KEYS} for result in run.rounds
+                        {
+                            name: getattr(result, name)
+                            for name in _ROUND_KEYS
+                            if name not in _OF_LAST_ROUND or getattr(result, name)
+                        }
+                        for result in run.rounds
                     ],
                     "histogram": run.histogram,
                 }

@@ -6,12 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from flwr_kd.results.schema import Comparison
+from flwr_kd.results.schema import Comparison, RunResult
 
 if TYPE_CHECKING:
     from rich.table import Column, Table
 
-__all__ = ["fitting", "table"]
+__all__ = ["coverage", "fitting", "table"]
 
 _MEGABYTE = 10**6
 
@@ -54,6 +54,7 @@ def table(comparison: Comparison) -> Table:
             _significant(row["bytes_down"]["mean"], _MEGABYTE),
             _significant(row["seconds"]["mean"]),
         )
+    shown.caption, shown.caption_justify = "\n".join(coverage(comparison)) or None, "left"
     return shown
 
 
@@ -93,6 +94,53 @@ def _with(whole: Table, columns: Sequence[Column]) -> Table:
     for cells in zip(*(column.cells for column in columns), strict=True):
         part.add_row(*cells)
     return part
+
+
+def coverage(comparison: Comparison) -> list[str]:
+    """Return lines that say of which clients the last round's local accuracy is; none if all took part in it.
+
+    Examples
+    --------
+    >>> from flwr_kd.results.schema import RoundResult, RunResult
+    >>> last = RoundResult(1, 0.5, None, None, 0, 0, 1.0, 2, 0, available=6)
+    >>> coverage(Comparison({}, {}, "", (RunResult("fedavg", 0, (last,)),)))
+    ['local accuracy: the 2 of 6 clients that took part in the last round']
+    """
+    methods: dict[str, list[str]] = {}
+    for method, runs in comparison.by_method().items():
+        methods.setdefault(_clients_of(runs, comparison.config.get("clients")), []).append(method)
+    return [
+        f"local accuracy{' of ' + ', '.join(names) if len(methods) > 1 else ''}: {text}"
+        for text, names in methods.items()
+        if text
+    ]
+
+
+def _clients_of(runs: Sequence[RunResult], clients: object) -> str:
+    """Say whose local accuracy a method's runs have in the last round; an empty text if all clients took part."""
+    last = [run.rounds[-1] for run in runs if run.rounds and run.rounds[-1].local_accuracy is not None]
+    # Results of earlier versions do not name the number of clients that were there.
+    known = [each.available for each in last if each.available is not None]
+    total = max(known) if known else clients
+    if not last or not isinstance(total, int) or all(each.participants >= total for each in last):
+        return ""
+    took_part = _range([each.participants for each in last])
+    stored, received = ([len(getattr(each, name)) for each in last] for name in ("stored", "received"))
+    if not any(stored + received):
+        return f"the {took_part} of {total} clients that took part in the last round"
+    measured = [len(each.clients) for each in last]
+    whole = "all" if set(measured) == {total} else f"{_range(measured)} of"
+    kept = [f"{_range(stored)} with the personal model that they keep"] if any(stored) else []
+    given = [f"{_range(received)} with the model that they would receive"] if any(received) else []
+    return (
+        f"{whole} {total} clients; {took_part} took part in the last round, the others were measured after it, "
+        f"{' and '.join([*kept, *given])}"
+    )
+
+
+def _range(counts: Sequence[int]) -> str:
+    low, high = min(counts), max(counts)
+    return str(low) if low == high else f"{low} to {high}"
 
 
 def _percent(spread: Mapping[str, Any], of: int) -> str:

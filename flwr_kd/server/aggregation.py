@@ -37,7 +37,8 @@ class RunningMean:
     r"""A mean :math:`\sum_i n_i w_i / \sum_i n_i` of models that come one after another.
 
     Source: FedAvg; FedHKD, equation 1. Holds one mean in float64, however many models there are. Whole numbers
-    (BatchNorm's counter) are rounded to the nearest and stay whole.
+    (BatchNorm's counter) are rounded to the nearest and stay whole. Where the first model is not finite, as in a
+    causal mask with -inf, the mean has its value: a client's array was checked to have the same there.
 
     Examples
     --------
@@ -53,6 +54,7 @@ class RunningMean:
         self.weight = 0.0
         self._means: list[npt.NDArray[np.float64]] = []
         self._like: list[tuple[np.dtype[Any], tuple[int, ...]]] = []
+        self._constants: dict[int, NDArray] = {}
 
     def add(self, model: Sequence[NDArray], weight: float) -> None:
         """Add a model, whose arrays are not kept.
@@ -75,6 +77,11 @@ class RunningMean:
         if not self.count:
             self._like = like
             self._means = [np.zeros(shape, dtype=np.float64) for _, shape in like]
+            self._constants = {
+                index: array.copy()
+                for index, array in enumerate(model)
+                if array.dtype.kind == "f" and not np.isfinite(array).all()
+            }
         elif like != self._like:
             raise ValueError(f"models must have the same arrays, got {like[:3]} after {self._like[:3]}")
         self.count += 1
@@ -83,7 +90,9 @@ class RunningMean:
             return
         share = weight / self.weight if self.weight else 1 / self.count
         # Not the sum, divided at the end: that of float64's largest numbers would be infinite.
-        for mean, array in zip(self._means, model, strict=True):
+        for index, (mean, array) in enumerate(zip(self._means, model, strict=True)):
+            if index in self._constants:
+                array = np.where(np.isfinite(self._constants[index]), array, array.dtype.type(0))
             mean *= 1 - share
             mean += np.multiply(array, share, dtype=np.float64)
 
@@ -97,7 +106,10 @@ class RunningMean:
         """
         if not self.count:
             raise ValueError("no models to average")
-        return [_cast(mean, dtype) for mean, (dtype, _) in zip(self._means, self._like, strict=True)]
+        means = [_cast(mean, dtype) for mean, (dtype, _) in zip(self._means, self._like, strict=True)]
+        for index, own in self._constants.items():
+            means[index] = np.where(np.isfinite(own), means[index], own)
+        return means
 
 
 def weighted_mean(models: Sequence[Sequence[NDArray]], weights: Sequence[float]) -> list[NDArray]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from logging import WARNING
 from pathlib import Path
@@ -17,11 +18,14 @@ from flwr.common.logger import log
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from flwr_kd.checks import ConfigError
+from flwr_kd.checks import ConfigError, read_whole_number
 from flwr_kd.files import write_atomically
+from flwr_kd.server.records import Node
 from flwr_kd.text import first_line
+from flwr_kd.transport.payload import PayloadError
+from flwr_kd.transport.template import ArrayTemplate
 
-__all__ = ["CHECKPOINT", "Checkpoint", "CheckpointWriter"]
+__all__ = ["CHECKPOINT", "Checkpoint", "CheckpointWriter", "partitions_of"]
 
 NDArray = npt.NDArray[Any]
 CHECKPOINT = "checkpoint.safetensors"
@@ -53,6 +57,8 @@ class Checkpoint:
         Under which name clients keep what is theirs; the same in a resumed run.
     trained : mapping
         The last round in which each client trained, by the client's key.
+    partitions : int
+        Number of parts into which the clients' data are divided; 0 if not known.
     """
 
     strategy: str
@@ -63,6 +69,7 @@ class Checkpoint:
     state: Mapping[str, NDArray]
     run: str = ""
     trained: Mapping[int, int] = field(default_factory=dict)
+    partitions: int = 0
 
     @staticmethod
     def prepare(folder: Path) -> None:
@@ -95,6 +102,8 @@ class Checkpoint:
             "seed": str(self.seed),
             "run": self.run,
             "trained": json.dumps(list(self.trained.items())),
+            "partitions": str(self.partitions),
+            "infinite": json.dumps(_infinities(tensors)),
         }
         path = folder / CHECKPOINT
         write_atomically(path, save(tensors, metadata=metadata))
@@ -116,7 +125,7 @@ class Checkpoint:
         Raises
         ------
         ConfigError
-            If it was written by another method or version, or cannot be read.
+            If it was written by another method or version, cannot be read, or has values that cannot be.
         """
         path = folder / CHECKPOINT
         if not path.exists():
@@ -139,18 +148,88 @@ class Checkpoint:
         try:
             arrays = {name: Array(tensors[f"arrays/{name}"]) for name in json.loads(metadata["names"])}
             state = {n.removeprefix("state/"): v for n, v in tensors.items() if n.startswith("state/")}
+            server_round = read_whole_number("its round", metadata["round"], 1)
+            _check_finite(tensors, json.loads(metadata.get("infinite", "{}")))
+            trained = {int(key): int(last) for key, last in json.loads(metadata.get("trained", "[]"))}
+            if any(not 0 <= last <= server_round for last in trained.values()):
+                raise ConfigError(f"a client has trained after its round, {server_round}")
             return cls(
                 strategy,
-                int(metadata["round"]),
+                server_round,
                 json.loads(metadata["config"]),
                 int(metadata["seed"]),
                 ArrayRecord(arrays),
                 state,
                 run=metadata.get("run", ""),
-                trained={int(key): int(last) for key, last in json.loads(metadata.get("trained", "[]"))},
+                trained=trained,
+                partitions=read_whole_number("its number of clients", metadata.get("partitions", "0"), 0),
             )
+        except ConfigError as error:
+            raise ConfigError(f"{path} is damaged: {error}") from None
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(f"{path} lacks {first_line(error)}, or has it in another form") from None
+
+    def global_arrays(self, template: ArrayTemplate, path: Path) -> ArrayRecord | None:
+        """Return the global arrays, checked and in the template's order; None if there are none.
+
+        Raises
+        ------
+        ConfigError
+            If they are not those of ``initial_arrays``, or have values that cannot be.
+        """
+        difference = template.difference(ArrayTemplate.of(self.arrays))
+        if difference is not None:
+            raise ConfigError(f"{path} does not fit initial_arrays: {difference}")
+        if not self.arrays:
+            return None
+        try:
+            checked = template.check([self.arrays[name].numpy() for name in template.names])
+        except PayloadError as error:
+            raise ConfigError(f"{path} is damaged: {error}") from None
+        return template.record(checked)
+
+
+def partitions_of(nodes: Sequence[Node], before: int, folder: Path | None) -> int:
+    """Return the number of parts into which the clients' data are divided, as most name it; 0 if they name none.
+
+    Parameters
+    ----------
+    nodes : sequence of Node
+        The clients.
+    before : int
+        That number in the checkpoint that is resumed; 0 if it is not known.
+    folder : Path, optional
+        The checkpoint's.
+
+    Raises
+    ------
+    ConfigError
+        If the data of the run that is resumed were divided among another number of clients.
+    """
+    counts = Counter(node.num_partitions for node in nodes)
+    now = counts.most_common(1)[0][0] if counts else 0
+    if folder is not None and before and now and before != now:
+        raise ConfigError(
+            f"{folder / CHECKPOINT} is of a run with {before} clients, and the data are now divided among {now} "
+            "(num-partitions): resume with as many, or use another checkpoint_dir"
+        )
+    return now
+
+
+def _infinities(tensors: Mapping[str, NDArray]) -> dict[str, int]:
+    """Return how many infinite values each array has, such as a mask with -inf; without those that have none."""
+    counts = {name: int(np.isinf(value).sum()) for name, value in tensors.items() if value.dtype.kind == "f"}
+    return {name: count for name, count in counts.items() if count}
+
+
+def _check_finite(tensors: Mapping[str, NDArray], infinite: Mapping[str, int]) -> None:
+    """Raise :class:`ConfigError` if an array has NaN, or other infinities than when it was written."""
+    for name, value in tensors.items():
+        if value.dtype.kind == "f" and np.isnan(value).any():
+            raise ConfigError(f"array {name!r} has values that are not finite")
+    if _infinities(tensors) != dict(infinite):
+        changed = sorted(_infinities(tensors).items() ^ dict(infinite).items())
+        raise ConfigError(f"array {changed[0][0]!r} has other infinite values than when it was written")
 
 
 class CheckpointWriter:

@@ -11,7 +11,7 @@ from flwr.app import MetricRecord
 from flwr_kd.server.aggregation import shares
 from flwr_kd.server.records import Reply, RoundStats
 
-__all__ = ["SHARES", "average", "mean_evaluation", "summarise"]
+__all__ = ["SHARES", "average", "mean_evaluation", "mean_of_clients", "summarise"]
 
 SHARES = ("local-accuracy", "local-top5")
 """Metrics that every client may report, in [0, 1]."""
@@ -54,14 +54,7 @@ def summarise(
         reported = {name: reply.metrics[name] for name in SHARES if name in reply.metrics}
         if reported:
             stats.clients[reply.node.key] = stats.clients.get(reply.node.key, {}) | reported
-    accuracies, top5 = (
-        [client[name] for client in stats.clients.values() if name in client] for name in SHARES
-    )
-    metrics: dict[str, int | float | list[int] | list[float]] = {}
-    if accuracies:
-        stats.local_accuracy = metrics["local-accuracy"] = float(np.mean(accuracies))
-    if top5:
-        stats.local_top5 = metrics["local-top5"] = float(np.mean(top5))
+    metrics: dict[str, int | float | list[int] | list[float]] = {**mean_of_clients(stats)}
     first: dict[int, Reply[Any]] = {}
     for reply in replies:
         first.setdefault(reply.node.key, reply)
@@ -76,6 +69,17 @@ def summarise(
         if values:
             metrics[name] = float(np.mean(values))
     return MetricRecord(metrics) if metrics else None
+
+
+def mean_of_clients(stats: RoundStats) -> dict[str, float]:
+    """Write the means over a round's ``clients`` into its statistics, and return them by their names."""
+    means = {}
+    for name in SHARES:
+        values = [client[name] for client in stats.clients.values() if name in client]
+        if values:
+            means[name] = float(np.mean(values))
+    stats.local_accuracy, stats.local_top5 = means.get(SHARES[0]), means.get(SHARES[1])
+    return means
 
 
 def mean_evaluation(rows: Sequence[tuple[int, Mapping[str, float]]]) -> MetricRecord | None:

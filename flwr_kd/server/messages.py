@@ -52,15 +52,20 @@ class PersonalRounds:
         whole : int
             The last round from which it could be if it ended now, where that is another one: ``whole-round``.
         """
-        known = server_round
+        scalars = {**self.of(node), flower_records.SAVED: saved}
+        if whole != saved:
+            scalars[flower_records.WHOLE] = whole
         if first_phase:
-            known = self.asked.get(node.key, self.resumed)
             self.asked[node.key] = server_round
+        else:
+            scalars[flower_records.KNOWN] = server_round
+        return scalars
+
+    def of(self, node: Node) -> dict[str, int]:
+        """Return in which round a client trained last, and up to which round its personal model counts."""
         return {
             flower_records.TRAINED: self.trained.get(node.key, 0),
-            flower_records.KNOWN: known,
-            flower_records.SAVED: saved,
-            **({flower_records.WHOLE: whole} if whole != saved else {}),
+            flower_records.KNOWN: self.asked.get(node.key, self.resumed),
         }
 
 
@@ -164,24 +169,36 @@ class Messages:
     def evaluate(
         self,
         server_round: int,
-        nodes: Sequence[Node],
-        arrays: ArrayRecord,
+        outgoing: Sequence[Outgoing],
         stats: RoundStats,
         *,
-        names: Sequence[str],
+        names_of: Callable[[Node], Sequence[str]],
+        phase: str = "evaluate",
+        personal: Callable[[Node], Mapping[str, int]] = lambda node: {},
         extra: Mapping[str, Any] | None = None,
     ) -> list[Message]:
-        """Return the messages by which nodes evaluate the global model on their own test data."""
-        config = self.config("evaluate", server_round, names, extra)
+        """Return the messages by which nodes evaluate a model on their own test data.
+
+        Parameters
+        ----------
+        server_round, outgoing, stats, names_of, personal, extra
+            See :meth:`train`; payloads are not sent.
+        phase : str
+            ``"evaluate"`` for the model that is sent, ``"measure"`` for the one that the client would train.
+        """
         messages = []
-        for node in nodes:
+        for out in outgoing:
             message = flower_records.evaluate_message(
-                node.node_id,
-                arrays=ArrayRecord(dict(arrays)),
-                config=config,
-                ttl=lifetime(self.timeout, len(nodes)),
+                out.node.node_id,
+                arrays=out.arrays if out.arrays is None else ArrayRecord(dict(out.arrays)),
+                config={
+                    **self.config(phase, server_round, names_of(out.node), extra),
+                    **personal(out.node),
+                    **out.config,
+                },
+                ttl=lifetime(self.timeout, len(outgoing)),
                 group_id=str(server_round),
             )
-            stats.count(node, down=flower_records.nbytes(message.content))
+            stats.count(out.node, down=flower_records.nbytes(message.content))
             messages.append(message)
         return messages

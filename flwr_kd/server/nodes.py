@@ -26,6 +26,13 @@ _HANDSHAKE_SECONDS, _SOONEST_HANDSHAKE, _LATEST_HANDSHAKE = 120.0, 1.0, 3600.0
 _GRACE_SECONDS = 60.0
 _TRIES = 3
 _ITS_OWN_FAULT = (ErrorCode.CLIENT_APP_RAISED_EXCEPTION, ErrorCode.LOAD_CLIENT_APP_EXCEPTION)
+# The next question would have the same answer: the client's code or settings must change first. Other errors, such
+# as those of the disk, the network or the memory, may pass.
+_LASTING = (
+    *("ConfigError", "DataError", "DatasetError", "PayloadError"),
+    *("AssertionError", "AttributeError", "ImportError", "IndexError", "KeyError", "ModuleNotFoundError"),
+    *("NameError", "NotImplementedError", "SyntaxError", "TypeError", "ValueError"),
+)
 
 
 class Roster:
@@ -61,9 +68,14 @@ class Roster:
         self._raised: dict[int, tuple[int, str]] = {}
         self._logged: set[tuple[int, str]] = set()
         self._doubles: set[int] = set()
+        self._tied = False
 
     def common(
-        self, kind: Callable[[Node], T], node: Node, among: Callable[[Node], bool] = lambda _: True
+        self,
+        kind: Callable[[Node], T],
+        node: Node,
+        among: Callable[[Node], bool] = lambda _: True,
+        shown: Callable[[T], str] = str,
     ) -> T:
         """Return what most clients have.
 
@@ -78,10 +90,27 @@ class Roster:
             Stands for the others where there are none.
         among : callable
             Says which clients are counted.
+        shown : callable
+            Returns the text of what is compared.
+
+        Raises
+        ------
+        PayloadError
+            If as many clients have one thing as another, so that it cannot be known which of them is wrong.
         """
         nodes = list(self._known.values()) or self._candidates
         counted = [other for other in nodes if among(other)] or [node]
-        return Counter(kind(other) for other in counted).most_common(1)[0][0]
+        first, *others = Counter(kind(other) for other in counted).most_common(2)
+        if others and others[0][1] == first[1]:
+            self._tied = True
+            sides = (
+                f"{', '.join(str(other) for other in counted if kind(other) == value)}: {plain(shown(value), 100)}"
+                for value, _ in (first, *others)
+            )
+            raise PayloadError(
+                f"the clients must be alike, and none are in the majority ({'; '.join(sides)})"
+            )
+        return first[0]
 
     def wait(self, grid: Grid, least: int) -> list[Node]:
         """Wait for enough fitting nodes, and return them. In a simulation, none may be registered at first.
@@ -116,11 +145,12 @@ class Roster:
             if len(nodes) >= least:
                 return nodes
             raised = {i: why for i, (times, why) in self._raised.items() if times >= _TRIES and i in ids}
-            refused = {**raised, **self.malformed, **self.refused}
+            refused = {**raised, **self.malformed, **self.refused, **self._claimed_twice(ids)}
             settled = getattr(grid, "complete", False) or time.monotonic() - newest >= _GRACE_SECONDS
             if refused and (late or (settled and len(nodes) + len(refused) >= least)):
-                reasons = "; ".join(f"node {node}: {why}" for node, why in sorted(refused.items()))
-                raise HandshakeError(f"{len(nodes)} clients fit, {least} are needed; refused: {reasons}")
+                raise HandshakeError(
+                    f"{len(nodes)} clients fit, {least} are needed; refused: {_by_reason(refused)}"
+                )
             if late:
                 raise TimeoutError(
                     f"{len(nodes)} clients came within {self._timeout:g} s, {least} are needed"
@@ -178,6 +208,9 @@ class Roster:
                 self.malformed[node_id] = self._refuse(node_id, reason_of(reply.error))
             elif reply.has_error():
                 silent, reason = reply.error.code == ErrorCode.MESSAGE_UNAVAILABLE, reason_of(reply.error)
+                if reply.error.code in _ITS_OWN_FAULT and _lasts(reason):
+                    self.malformed[node_id] = self._refuse(node_id, f"its client failed: {reason}")
+                    continue
                 if reply.error.code in _ITS_OWN_FAULT:
                     self._raised[node_id] = (self._raised.get(node_id, (0, ""))[0] + 1, plain(reason))
                 self._ask_again(node_id, reason, timeout if silent else _SOONEST_HANDSHAKE)
@@ -194,9 +227,12 @@ class Roster:
         # The order must not depend on which node replied first, since what the clients have in common decides.
         self._candidates = sorted(candidates, key=lambda node: node.order)
         for node in self._candidates:
+            self._tied = False
             refusal = node.refusal or self._refusal(node)
             if refusal is not None:
-                self.refused[node.node_id] = self._refuse(node.node_id, refusal)
+                # A tie may be resolved by the next client that comes.
+                tied = self._tied and not node.refusal
+                self.refused[node.node_id] = plain(refusal) if tied else self._refuse(node.node_id, refusal)
                 continue
             before = self._known.get(node.key)
             if before is None or before.node_id == node.node_id or before.node_id not in self.nodes:
@@ -219,6 +255,19 @@ class Roster:
                 log(WARNING, "%s is left out while node %d has the same partition", node, first.node_id)
         return sorted(present.values(), key=lambda node: node.order)
 
+    def _claimed_twice(self, ids: list[int]) -> dict[int, str]:
+        """Return, by node id, which other node has the same partition id; without the first node of each."""
+        firsts: dict[int, Node] = {}
+        twice = {}
+        for node in (node for node in self.nodes.values() if node.node_id in ids):
+            first = firsts.setdefault(node.key, node)
+            if first is not node:
+                twice[node.node_id] = (
+                    f"it says that it is partition {node.key}, as node {first.node_id} does: give each SuperNode a "
+                    "partition-id of its own"
+                )
+        return twice
+
     def _ask_again(self, node_id: int, reason: str, least: float) -> None:
         """Repeat a failed handshake later, after pauses that double: the fault may pass."""
         pause = self._retries.get(node_id, (0.0, 0.0))[0]
@@ -234,6 +283,25 @@ class Roster:
             self._logged.add((node_id, shown))
             log(WARNING, "node %d is refused: %s", node_id, shown)
         return shown
+
+
+def _by_reason(refused: Mapping[int, str]) -> str:
+    """Return the refused nodes as text, those with the same reason together."""
+    nodes: dict[str, list[int]] = {}
+    for node, why in sorted(refused.items()):
+        nodes.setdefault(why, []).append(node)
+    return "; ".join(
+        f"node{'s' if len(ids) > 1 else ''} {', '.join(map(str, ids))}: {why}" for why, ids in nodes.items()
+    )
+
+
+def _lasts(reason: str) -> bool:
+    """Say whether an error of a client is of a kind that stays until the client is changed.
+
+    >>> _lasts("flwr_kd.checks.ConfigError: data-path must be absolute"), _lasts("OSError: not mounted yet")
+    (True, False)
+    """
+    return reason.partition(":")[0].rpartition(".")[2] in _LASTING
 
 
 def draw(

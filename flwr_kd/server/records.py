@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic
 
@@ -31,7 +31,28 @@ class HandshakeError(RuntimeError):
 
 
 class VoidRoundsError(RuntimeError):
-    """Too many rounds in a row had too few usable replies."""
+    """Too many rounds in a row, or all rounds of a run, had too few usable replies.
+
+    Attributes
+    ----------
+    result : KDResult or None
+        What there is of the run, where all its rounds were void.
+    """
+
+    def __init__(self, text: str, result: KDResult | None = None) -> None:
+        super().__init__(text)
+        self.result = result
+
+    @classmethod
+    def of_all(cls, result: KDResult, least: int) -> VoidRoundsError:
+        """Return the error of a run whose rounds were all void; ``least`` is ``min_train_nodes``."""
+        count, last = len(result.rounds), result.rounds[-1]
+        return cls(
+            f"every round was void ({count} of {count}), so nothing was learned: the last, round "
+            f"{last.server_round}, had {last.participants} usable replies and {last.failures} failures, min_train_nodes is {least}; the "
+            "warnings before say what failed",
+            result,
+        )
 
 
 @dataclass(frozen=True)
@@ -56,6 +77,8 @@ class Node:
         Samples of the client's test data.
     num_public : int
         Samples of the client's public data.
+    num_partitions : int
+        Number of parts into which the data set is divided, as the client's node config says; 0 if it does not.
     sector, public_digest : str
         Empty where the client has none.
     refusal : str
@@ -70,6 +93,7 @@ class Node:
     template: ArrayTemplate = field(default_factory=ArrayTemplate)
     num_test_examples: int = 0
     num_public: int = 0
+    num_partitions: int = 0
     sector: str = ""
     public_digest: str = ""
     refusal: str = ""
@@ -88,6 +112,22 @@ class Node:
     def order(self) -> tuple[bool, int, int]:
         """Sorting key: by partition id where there is one, else by node id."""
         return (self.partition_id is None, self.partition_id or 0, self.node_id)
+
+    def unknown_values(self, known: Collection[str]) -> str | None:
+        """Refuse a model with an array that is not finite, unless the server has one; None if all are known.
+
+        Parameters
+        ----------
+        known : collection of str
+            Names of the server's arrays that are not finite.
+        """
+        unknown = sorted(set(self.template.not_finite) - set(known))
+        if not unknown:
+            return None
+        return (
+            f"array {unknown[0]!r} of its model has values that are not finite, and initial_arrays do not have "
+            "them: register such a buffer with persistent=False"
+        )
 
     def __str__(self) -> str:
         partition = "" if self.partition_id is None else f" (partition {self.partition_id})"
@@ -114,6 +154,7 @@ class Node:
             feature_shape=_shape(properties.get("feature-shape")),
             template=ArrayTemplate.from_json(properties.get("arrays")),
             num_test_examples=whole("num-test-examples") if "num-test-examples" in properties else 0,
+            num_partitions=whole("num-partitions") if "num-partitions" in properties else 0,
             num_public=whole("num-public-examples") if "num-public-examples" in properties else 0,
             sector=_sector(properties.get("sector", "")),
             public_digest=_digest(properties.get("public-digest", "")),
@@ -183,13 +224,20 @@ class RoundStats:
     bytes_down: int = 0
     seconds: float = 0.0
     participants: int = 0
+    available: int = 0
+    """Number of clients that were connected when the round began; ``participants`` are of them."""
     failures: int = 0
     void: bool = False
     """Whether there were too few usable replies, so that the round changed nothing."""
     bytes_by_partition: dict[int, tuple[int, int]] = field(default_factory=dict)
     """(down, up) per partition id, or per node id where a node has no partition id."""
     clients: dict[int, dict[str, float]] = field(default_factory=dict)
-    """``local-accuracy`` and ``local-top5`` of each client that reported them, by the same key."""
+    """``local-accuracy`` and ``local-top5`` of each client that reported them, by the same key. After the last
+    round also of those that did not take part in it: these are in ``stored`` or ``received`` as well."""
+    stored: list[int] = field(default_factory=list)
+    """Clients that were measured after the last round with the personal model that they keep."""
+    received: list[int] = field(default_factory=list)
+    """Clients that were measured after the last round with the model that they would receive."""
 
     def count(self, node: Node, *, down: int = 0, up: int = 0) -> None:
         """Add bytes to the round's and the node's totals."""

@@ -18,7 +18,15 @@ from flwr_kd.transport.delivery import Delivered, reason_of
 from flwr_kd.transport.payload import Payload, PayloadError, PayloadT
 from flwr_kd.transport.template import ArrayTemplate
 
-__all__ = ["Replies", "ReplyChecker", "ReplyRules", "TooFewReplies", "evaluations"]
+__all__ = [
+    "Replies",
+    "ReplyChecker",
+    "ReplyRules",
+    "TooFewReplies",
+    "check_shares",
+    "evaluations",
+    "read_evaluations",
+]
 
 _LARGEST_METRIC = 1e15
 
@@ -210,9 +218,7 @@ class ReplyChecker:
         )
 
     def _check_metrics(self, metrics: Mapping[str, float]) -> None:
-        for name in SHARES:
-            if not 0 <= metrics.get(name, 0.0) <= 1:
-                raise PayloadError(f"metric {name!r} must be in [0, 1], got {metrics[name]}")
+        check_shares(metrics)
         for name in self._rules.reply_metrics:
             if abs(metrics.get(name, 0.0)) > _LARGEST_METRIC:
                 raise PayloadError(
@@ -220,14 +226,23 @@ class ReplyChecker:
                 )
 
 
-def evaluations(
-    delivered: Iterable[tuple[Node, Delivered]], stats: RoundStats, *, max_examples: int
-) -> list[tuple[int, dict[str, float]]]:
-    """Return the sample count, loss and metrics of each client that evaluated the global model.
+def check_shares(metrics: Mapping[str, float]) -> None:
+    """Raise :class:`PayloadError` if an accuracy is not in [0, 1]."""
+    for name in SHARES:
+        if not 0 <= metrics.get(name, 0.0) <= 1:
+            raise PayloadError(f"metric {name!r} must be in [0, 1], got {metrics[name]}")
 
-    A reply that cannot be used is dropped with one warning and counts as a failure; one of 0 samples is left out.
+
+def read_evaluations(
+    delivered: Iterable[tuple[Node, Delivered]],
+    *,
+    check: Callable[[Mapping[str, float]], None] = lambda metrics: None,
+    failed: Callable[[], None] = lambda: None,
+) -> Iterator[tuple[Node, flower_records.EvaluateReply]]:
+    """Yield each client's evaluation. One that cannot be used is dropped with a warning, and ``failed`` is called.
+
+    An evaluation of 0 samples is left out. ``check`` may raise :class:`PayloadError`.
     """
-    rows = []
     for node, reply in delivered:
         try:
             if reply is None:
@@ -237,11 +252,27 @@ def evaluations(
             if reply.has_error():
                 raise PayloadError(reason_of(reply.error))
             evaluation = flower_records.read_evaluate_reply(reply)
+            check(evaluation.metrics)
         except PayloadError as error:
-            stats.failures += 1
+            failed()
             log(WARNING, "the evaluation of %s is dropped: %s", node, plain(str(error)))
             continue
         if evaluation.num_examples:
-            count = min(evaluation.num_examples, max_examples)
-            rows.append((count, {"loss": evaluation.loss, **evaluation.metrics}))
-    return rows
+            yield node, evaluation
+
+
+def evaluations(
+    delivered: Iterable[tuple[Node, Delivered]], stats: RoundStats, *, max_examples: int
+) -> list[tuple[int, dict[str, float]]]:
+    """Return the sample count, loss and metrics of each client that evaluated the global model.
+
+    A reply that cannot be used counts as a failure; see :func:`read_evaluations`.
+    """
+
+    def failed() -> None:
+        stats.failures += 1
+
+    return [
+        (min(each.num_examples, max_examples), {"loss": each.loss, **each.metrics})
+        for _, each in read_evaluations(delivered, failed=failed)
+    ]

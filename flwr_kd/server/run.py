@@ -13,7 +13,8 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from flwr_kd.checks import ConfigError
-from flwr_kd.server.checkpoint import CHECKPOINT, Checkpoint, CheckpointWriter
+from flwr_kd.server.checkpoint import CHECKPOINT, Checkpoint, CheckpointWriter, partitions_of
+from flwr_kd.server.last_round import measure_others
 from flwr_kd.server.measurements import mean_evaluation, summarise
 from flwr_kd.server.messages import Messages, PersonalRounds
 from flwr_kd.server.nodes import Roster, draw
@@ -24,7 +25,6 @@ from flwr_kd.text import first_line
 from flwr_kd.transport import flower_records
 from flwr_kd.transport.delivery import Delivered, receive
 from flwr_kd.transport.payload import PayloadError
-from flwr_kd.transport.template import ArrayTemplate
 
 if TYPE_CHECKING:
     from flwr_kd.server.strategy import KDStrategy
@@ -58,10 +58,15 @@ class Run:
         Checks the replies.
     voids : int
         Void rounds in a row.
+    partitions, resumed_partitions : int
+        Number of parts into which the clients' data are divided, as most clients name it, now and in the checkpoint
+        that is resumed; 0 if they name none.
     begun : bool
         Whether :meth:`begin` was called.
     present : list of Node
         The clients that were there when the round began.
+    silent, failed : set of int
+        Ids of the nodes that did not reply in time in this round, and of those without a usable reply to a phase.
     sent : list of Message
         For Flower's own loop, the messages whose replies come next; ``sent_arrays`` are the arrays of that round,
         and ``clipping_norm`` is the norm to which a wrapper expects clients to clip their updates.
@@ -75,9 +80,11 @@ class Run:
         self.personal = PersonalRounds()
         self.checkpoints = CheckpointWriter(strategy.checkpoint_dir, strategy.checkpoint_seconds)
         self.checker = ReplyChecker(strategy)
-        self.voids = 0
+        self.voids = self.partitions = self.resumed_partitions = 0
         self.begun = self._uncovered = False
         self.present: list[Node] = []
+        self.silent: set[int] = set()
+        self.failed: set[int] = set()
         self.sent: list[Message] = []
         self.sent_arrays: ArrayRecord | None = None
         self.clipping_norm: Any = None
@@ -105,7 +112,9 @@ class Run:
         strategy, result = self.strategy, KDResult()
         result.arrays = arrays
         self._evaluate_at_server(evaluate_fn, first_round - 1, arrays, result)
-        strategy.begin(self.roster.wait(grid, strategy.min_available_nodes))
+        nodes = self.roster.wait(grid, strategy.min_available_nodes)
+        self.partitions = partitions_of(nodes, self.resumed_partitions, strategy.checkpoint_dir)
+        strategy.begin(nodes)
         try:
             for server_round in range(first_round, strategy.num_rounds + 1):
                 self._execute_round(
@@ -114,6 +123,12 @@ class Run:
         finally:
             # Also after an error or an interrupt: the last complete round is what the run can be resumed from.
             self.checkpoints.flush()
+        if not strategy.sends_weights:
+            # They were never trained.
+            result.arrays = ArrayRecord()
+        # A resumed run has at least the checkpoint's round, which was not void.
+        if first_round == 1 and all(stats.void for stats in result.rounds):
+            raise VoidRoundsError.of_all(result, strategy.min_train_nodes)
         return result
 
     def _execute_round(
@@ -145,6 +160,8 @@ class Run:
             if metrics is not None:
                 result.evaluate_metrics_clientapp[server_round] = metrics
         stats.seconds = time.monotonic() - begun
+        if server_round == strategy.num_rounds:
+            measure_others(self, grid, arrays, replies, evaluate_config)
         self._evaluate_at_server(evaluate_fn, server_round, arrays, result)
         result.rounds.append(stats)
         if strategy.on_round is not None:
@@ -158,6 +175,8 @@ class Run:
         """Run a round's phases; return the new global arrays and all used replies, without what they held."""
         strategy = self.strategy
         self.present = self.roster.of_round(grid, strategy.min_train_nodes)
+        self.silent, self.failed = set(), set()
+        strategy.stats.available = len(self.present)
         answered: list[Node] = []
         used: list[Reply[Any]] = []
         for phase in strategy.phases:
@@ -280,9 +299,15 @@ class Run:
         strategy, nodes = self.strategy, self.present
         if strategy.fraction_evaluate == 0 or not strategy.sends_weights or not nodes:
             return []
-        chosen = draw(nodes, strategy.fraction_evaluate, 1, strategy.seed, "sample-evaluate", server_round)
+        fraction, least = strategy.fraction_evaluate, strategy.min_evaluate_nodes
+        chosen = draw(nodes, fraction, least, strategy.seed, "sample-evaluate", server_round)
+        outgoing = [Outgoing(node, arrays) for node in chosen]
         return self.messages.evaluate(
-            server_round, chosen, arrays, strategy.stats, names=strategy.template.names, extra=extra
+            server_round,
+            outgoing,
+            strategy.stats,
+            names_of=lambda node: strategy.template.names,
+            extra=extra,
         )
 
     def mean_evaluation(self, delivered: Iterable[tuple[Message, Delivered]]) -> MetricRecord | None:
@@ -296,9 +321,13 @@ class Run:
     def check(self, phase: str, message: Message, arrived: Delivered) -> Reply[Any] | None:
         """Return the checked reply to a message; None, with one warning, if it cannot be used."""
         node = self.roster.nodes[message.metadata.dst_node_id]
+        if arrived is None:
+            self.silent.add(node.node_id)
         reply = self.checker.check(phase, node, arrived, self.strategy.stats)
         if reply is not None and not self._is_clipped(reply):
-            return None
+            reply = None
+        if reply is None:
+            self.failed.add(node.node_id)
         if reply is not None and reply.metrics.pop(flower_records.STATE_LOST, 0):
             log(
                 WARNING,
@@ -346,6 +375,8 @@ class Run:
             refusal = self.strategy.accept_node(node)
             if refusal is None:
                 self.strategy.config.check_classes(node.num_classes)
+                known = {*self.strategy.template.constants, *self.strategy.template_of(node).constants}
+                refusal = node.unknown_values(known) if self.strategy.reply_arrays else None
             return refusal
         except (PayloadError, ConfigError) as error:
             return str(error)
@@ -408,6 +439,7 @@ class Run:
                 strategy.state_arrays(),
                 run=self.key,
                 trained=dict(self.personal.trained),
+                partitions=self.partitions,
             )
         )
 
@@ -417,7 +449,8 @@ class Run:
         Raises
         ------
         ConfigError
-            If it was written by another method or version, or has other arrays than ``initial_arrays``.
+            If it was written by another method or version, has other arrays than ``initial_arrays`` or values that
+            cannot be, or is of a later round than the last one that is planned.
         """
         strategy = self.strategy
         if strategy.checkpoint_dir is None:
@@ -432,14 +465,17 @@ class Run:
                 checkpoint.config,
                 checkpoint.seed,
             )
-        difference = strategy.template.difference(ArrayTemplate.of(checkpoint.arrays))
-        if difference is not None:
-            path = strategy.checkpoint_dir / CHECKPOINT
-            raise ConfigError(f"{path} does not fit initial_arrays: {difference}")
-        strategy.load_state_arrays(checkpoint.state)
+        path = strategy.checkpoint_dir / CHECKPOINT
+        if 0 < strategy.num_rounds < checkpoint.server_round:
+            raise ConfigError(
+                f"{path} is a checkpoint of round {checkpoint.server_round}, and num_rounds is "
+                f"{strategy.num_rounds}: it is the number of the last round, those before the checkpoint included"
+            )
+        restored = checkpoint.global_arrays(strategy.template, path)
+        try:
+            strategy.load_state_arrays(checkpoint.state)
+        except (ConfigError, ValueError, KeyError, TypeError) as error:
+            raise ConfigError(f"{path} cannot be used: {first_line(error)}") from None
+        self.resumed_partitions = checkpoint.partitions
         self.key, self.personal.trained = checkpoint.run or self.key, dict(checkpoint.trained)
-        if not checkpoint.arrays:
-            return checkpoint.server_round, None
-        arrays = {name: value.numpy() for name, value in checkpoint.arrays.items()}
-        ordered = [arrays[name] for name in strategy.template.names]
-        return checkpoint.server_round, strategy.template.record(ordered)
+        return checkpoint.server_round, restored

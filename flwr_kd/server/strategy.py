@@ -13,21 +13,18 @@ from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.common.logger import log
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Strategy
 
 from flwr_kd.checks import ConfigError, number, share, whole_number
 from flwr_kd.config import ConfigT, MethodConfig
 from flwr_kd.server.aggregation import RunningMean
-from flwr_kd.server.measurements import summarise
+from flwr_kd.server.flower_loop import FlowerLoop
+from flwr_kd.server.flower_options import check_options, take_renamed
 from flwr_kd.server.nodes import draw
 from flwr_kd.server.records import KDResult, NDArray, Node, Outgoing, Reply, RoundStats
-from flwr_kd.server.replies import TooFewReplies
 from flwr_kd.server.run import Run
-from flwr_kd.server.wrappers import check_wrapper, wrapper_of
-from flwr_kd.transport.delivery import pair
 from flwr_kd.transport.payload import MAX_PAYLOAD_BYTES, Payload, PayloadT
 from flwr_kd.transport.template import ArrayTemplate, GivenNames
 from flwr_kd.wording import begin_run
@@ -39,7 +36,7 @@ MAX_EXAMPLES = 1_000_000
 """Default of ``max_examples``, the largest sample count with which a client is weighted."""
 
 
-class KDStrategy(Strategy, Generic[ConfigT, PayloadT]):
+class KDStrategy(FlowerLoop, Generic[ConfigT, PayloadT]):
     """Base of all methods' server halves.
 
     Parameters
@@ -56,6 +53,8 @@ class KDStrategy(Strategy, Generic[ConfigT, PayloadT]):
     fraction_evaluate : float
         Share of the clients that also evaluate the global model on their own test data, in [0, 1]. 0, the
         default, leaves out the evaluation phase, which costs as much time as training on a real SuperLink.
+    min_evaluate_nodes : int
+        Minimum number of clients that evaluate, as far as there are that many; none if ``fraction_evaluate`` is 0.
     seed : int
         Seed of every random choice on both sides.
     max_payload_bytes : int
@@ -78,7 +77,8 @@ class KDStrategy(Strategy, Generic[ConfigT, PayloadT]):
     on_round : callable, optional
         Called with the :class:`RoundStats` after every round.
     **hyperparameters
-        Instead of ``config``: its fields by name, for example ``FedHKD(gamma=0.1)``.
+        Instead of ``config``: its fields by name, for example ``FedHKD(gamma=0.1)``. Options of Flower's strategies
+        that have another name here, such as ``fraction_fit``, are taken as well.
 
     Attributes
     ----------
@@ -100,6 +100,8 @@ class KDStrategy(Strategy, Generic[ConfigT, PayloadT]):
     """Phases of a round, in order. A client's method ``phase_<name>`` answers each."""
     sends_weights: ClassVar[bool] = True
     """Whether there is a global model, which every client's model must match."""
+    uses_initial_arrays: ClassVar[bool] = False
+    """Whether ``initial_arrays`` are sent though there is no global model."""
     reply_arrays: ClassVar[frozenset[str]] = frozenset({"train"})
     """Phases whose replies hold the model's arrays; none where a class sets ``sends_weights = False``."""
     averages: ClassVar[bool] = True
@@ -125,6 +127,7 @@ class KDStrategy(Strategy, Generic[ConfigT, PayloadT]):
         min_train_nodes: int = 1,
         min_available_nodes: int = 2,
         fraction_evaluate: float = 0.0,
+        min_evaluate_nodes: int = 1,
         seed: int = 0,
         max_payload_bytes: int = MAX_PAYLOAD_BYTES,
         max_void_rounds: int = 3,
@@ -135,6 +138,12 @@ class KDStrategy(Strategy, Generic[ConfigT, PayloadT]):
         on_round: Callable[[RoundStats], None] | None = None,
         **hyperparameters: Any,
     ) -> None:
+        renamed = take_renamed(hyperparameters, self.config_class.field_types())
+        fraction_train = renamed.get("fraction_train", fraction_train)
+        min_train_nodes = renamed.get("min_train_nodes", min_train_nodes)
+        min_evaluate_nodes = renamed.get("min_evaluate_nodes", min_evaluate_nodes)
+        min_available_nodes = renamed.get("min_available_nodes", min_available_nodes)
+        check_options(type(self), hyperparameters, self.config_class.field_types())
         if config is not None and hyperparameters:
             raise ConfigError(f"either config or hyper-parameters, got config and {list(hyperparameters)}")
         if config is not None and not isinstance(config, self.config_class):
@@ -145,6 +154,7 @@ class KDStrategy(Strategy, Generic[ConfigT, PayloadT]):
         share("fraction_train", fraction_train, open_low=True)
         share("fraction_evaluate", fraction_evaluate)
         whole_number("min_train_nodes", min_train_nodes, 1, 2**31)
+        whole_number("min_evaluate_nodes", min_evaluate_nodes, 0, 2**31)
         whole_number("min_available_nodes", min_available_nodes, 1, 2**31)
         whole_number("max_void_rounds", max_void_rounds, 1, 2**31)
         whole_number("max_payload_bytes", max_payload_bytes, 1, 2**31 - 2**20)
@@ -153,7 +163,10 @@ class KDStrategy(Strategy, Generic[ConfigT, PayloadT]):
         if resume and checkpoint_dir is None:
             raise ConfigError("resume=True needs checkpoint_dir")
         self.fraction_train, self.fraction_evaluate = fraction_train, fraction_evaluate
+        if min_evaluate_nodes > 1 and not fraction_evaluate:
+            log(WARNING, "min_evaluate_nodes=%d has no effect without fraction_evaluate", min_evaluate_nodes)
         self.min_train_nodes, self.min_available_nodes = min_train_nodes, min_available_nodes
+        self.min_evaluate_nodes = min_evaluate_nodes
         self.seed, self.max_payload_bytes = seed, max_payload_bytes
         self.max_void_rounds, self.max_examples = max_void_rounds, max_examples
         self.checkpoint_dir = None if checkpoint_dir is None else Path(checkpoint_dir)
@@ -284,6 +297,14 @@ class KDStrategy(Strategy, Generic[ConfigT, PayloadT]):
         """
         return None
 
+    def configure_measurement(self, nodes: list[Node], arrays: ArrayRecord) -> Iterable[Outgoing]:
+        """Return what nodes that did not take part in the last round are sent, to measure their models.
+
+        The base sends the global arrays where there is a global model, else nothing: a client measures its own
+        model. A method whose server keeps models of clients or of groups overrides this. Nothing may change.
+        """
+        return [Outgoing(node, arrays if self.sends_weights else None) for node in nodes]
+
     def state_arrays(self) -> dict[str, NDArray]:
         """Return the method's own state as named arrays, for a checkpoint; none by default.
 
@@ -295,17 +316,26 @@ class KDStrategy(Strategy, Generic[ConfigT, PayloadT]):
     # ------------------------------------------------------------------ help for hooks
 
     def common(
-        self, kind: Callable[[Node], T], node: Node, *, among: Callable[[Node], bool] = lambda _: True
+        self,
+        kind: Callable[[Node], T],
+        node: Node,
+        *,
+        among: Callable[[Node], bool] = lambda _: True,
+        shown: Callable[[T], str] = str,
     ) -> T:
         """Return what most clients have, for a method whose clients must be alike in it.
 
         See :meth:`flwr_kd.server.nodes.Roster.common`.
         """
-        return self.current_run.roster.common(kind, node, among)
+        return self.current_run.roster.common(kind, node, among, shown)
 
     def unlike(self, node: Node) -> str | None:
         """Say how a client's numbers of classes and features differ from those of most clients; None if not."""
-        classes, features = self.common(lambda other: (other.num_classes, other.feature_dim), node)
+        classes, features = self.common(
+            lambda other: (other.num_classes, other.feature_dim),
+            node,
+            shown=lambda sizes: f"{sizes[0]} classes and {sizes[1]} features",
+        )
         if (node.num_classes, node.feature_dim) != (classes, features):
             return f"{node.num_classes} classes and {node.feature_dim} features, expected {classes} and {features}"
         return None
@@ -338,13 +368,13 @@ class KDStrategy(Strategy, Generic[ConfigT, PayloadT]):
         train_config, evaluate_config : ConfigRecord, optional
             Further scalars for the clients. Not changed.
         evaluate_fn : callable, optional
-            Called with the round (0: before the first) and the global arrays, where there are any. A metric
-            named ``accuracy`` becomes the round's global accuracy.
+            Called with the round (0: before the first) and the global arrays. A metric named ``accuracy`` becomes
+            the round's global accuracy. Never called where there is no global model.
 
         Returns
         -------
         KDResult
-            Flower's ``Result``, and ``rounds``.
+            Flower's ``Result``, and ``rounds``. Its ``arrays`` are empty where there is no global model.
 
         Raises
         ------
@@ -356,12 +386,14 @@ class KDStrategy(Strategy, Generic[ConfigT, PayloadT]):
             If ``num_rounds`` or ``timeout`` is out of range, ``initial_arrays`` are missing, ``checkpoint_dir``
             cannot be written to, or its checkpoint is another method's, another model's or unreadable.
         VoidRoundsError
-            If ``max_void_rounds`` rounds in a row had fewer than ``min_train_nodes`` usable replies.
+            If ``max_void_rounds`` rounds in a row, or all, had fewer than ``min_train_nodes`` usable replies.
         """
         whole_number("num_rounds", num_rounds, 1, 2**31)
         number("timeout", timeout, 0, float("inf"), open_low=True)
         log(INFO, "Starting %s strategy:", type(self).__name__)
         self.summary()
+        given = {"train_config": train_config, "evaluate_config": evaluate_config}
+        self.warn_of_unused(given, evaluate_fn, initial_arrays)
         self.num_rounds = num_rounds
         run = self.prepare(initial_arrays, timeout)
         names = GivenNames(initial_arrays)
@@ -389,64 +421,6 @@ class KDStrategy(Strategy, Generic[ConfigT, PayloadT]):
         self.current_run = Run(self, timeout)
         self.current_run.begin()
         return self.current_run
-
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Build a round's messages, for Flower's own ``Strategy.start`` and its wrappers.
-
-        There are no checkpoints then, and no calls of ``on_round``. The messages' time to live is an hour and more,
-        whatever the timeout. A method with several phases per round raises :class:`RuntimeError`.
-        """
-        wrapper = wrapper_of(self)
-        if len(self.phases) > 1:
-            raise RuntimeError(
-                f"{type(self).__name__} has the phases {', '.join(self.phases)} per round; call its own start()"
-                + (f", without {wrapper}" if wrapper else "")
-            )
-        run = self.current_run
-        if server_round == 1 or not run.begun:
-            if self.checkpoint_dir is not None or self.on_round is not None:
-                log(WARNING, "checkpoint_dir, resume and on_round need this strategy's own start()")
-            check_wrapper(self, wrapper)
-            run = self.prepare(arrays)
-            self.begin(run.roster.wait(grid, self.min_available_nodes))
-        run.end_if_void()
-        self.stats = RoundStats(server_round)
-        run.present = run.roster.of_round(grid, self.min_train_nodes)
-        run.sent = run.phase_messages(self.phases[0], server_round, [], arrays, dict(config))
-        run.sent_arrays = arrays
-        # Wrappers that leave the clipping to the clients send its norm.
-        run.clipping_norm = config.get("clipping_norm") if wrapper else None
-        return list(run.sent)
-
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Aggregate a round's replies, the counterpart of :meth:`configure_train`; nothing for a void round."""
-        run = self.current_run
-        delivered = pair(run.sent, replies)
-        try:
-            used, arrays = run.aggregate(self.phases[0], server_round, delivered, run.sent_arrays)
-        except TooFewReplies:
-            run.count_void()
-            return None, None
-        run.voids = 0
-        metrics = summarise(used, self.stats, self.reply_metrics)
-        return self.finish_round(server_round, arrays or run.sent_arrays) or arrays, metrics
-
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Build the evaluation's messages; none unless ``fraction_evaluate`` is above 0."""
-        run = self.current_run
-        run.end_if_void()
-        run.sent = run.evaluate_messages(server_round, arrays, dict(config))
-        return list(run.sent)
-
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Return the means over clients, weighted by their sample counts; None without usable replies."""
-        return self.current_run.mean_evaluation(pair(self.current_run.sent, replies))
 
     def summary(self) -> None:
         """Log hyper-parameters, phases and sampling."""

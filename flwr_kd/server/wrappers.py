@@ -100,7 +100,11 @@ def check_clipped(arrays: Sequence[NDArray], before: Sequence[NDArray], largest:
     PayloadError
         If its norm is larger, beyond rounding.
     """
-    differences = (new.astype(np.float64) - old for new, old in zip(arrays, before, strict=True))
+    # A mask with -inf is the same in both, and has no part in the norm.
+    differences = (
+        np.subtract(new, old, where=np.isfinite(old), out=np.zeros(old.shape))
+        for new, old in zip(arrays, before, strict=True)
+    )
     norm = math.sqrt(sum(float(np.square(difference).sum()) for difference in differences))
     if norm > largest * (1 + _ROUNDING):
         raise PayloadError(

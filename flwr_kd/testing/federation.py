@@ -122,8 +122,10 @@ class Federation:
         return self.method.strategy(self.method.config([*QUICK, *self.method.quick, *settings]), **options)
 
     def initial(self) -> ArrayRecord:
-        """Return the initial global arrays."""
-        return ArrayRecord(small_model().state_dict())
+        """Return the initial global arrays; empty for a method that does not use them."""
+        kind = self.method.strategy
+        uses = kind.sends_weights or kind.uses_initial_arrays
+        return ArrayRecord(small_model().state_dict()) if uses else ArrayRecord()
 
     def run(
         self, rounds: int = 2, *, grid: dict[str, Any] | None = None, timeout: float = 300.0, **options: Any

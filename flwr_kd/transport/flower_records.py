@@ -71,6 +71,12 @@ VERSION = "wire-version"
     "payload-uncovered",
     "refusal",
 )
+SET_BY_RUN = frozenset({PAYLOAD, PHASE, ROUND, SEED, NAMES, MAX_BYTES, RUN, TRAINED, KNOWN, SAVED})
+"""What the run sets in each message's config, whatever a user's scalars are."""
+MEASURE = "measure"
+"""The phase that an evaluate message names if the client is to measure its own model, as after its training."""
+STORED = "stored-model"
+"""Metric of such a reply: 1 if the model is the client's personal one of this run, 0 if it is what it received."""
 _MAX_EXAMPLES = 2**53
 _LARGEST = 1e300
 """Largest accepted metric, so that sums over clients stay finite."""

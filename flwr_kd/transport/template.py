@@ -6,7 +6,7 @@ import io
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
@@ -39,11 +39,18 @@ class ArrayTemplate:
         Names of numpy dtypes.
     shapes : tuple of tuple of int
         ``()`` for a counter such as BatchNorm's ``num_batches_tracked``.
+    constants : mapping of str to ndarray
+        The arrays that are not finite everywhere, such as a causal mask with -inf, which training does not change.
+        A reply must have the same values there. Not compared.
+    not_finite : tuple of str
+        Their names, where a client named them in the handshake. Not compared.
     """
 
     names: tuple[str, ...] = ()
     dtypes: tuple[str, ...] = ()
     shapes: tuple[tuple[int, ...], ...] = ()
+    constants: Mapping[str, NDArray] = field(default_factory=dict, compare=False)
+    not_finite: tuple[str, ...] = field(default=(), compare=False)
 
     @classmethod
     def of(cls, record: ArrayRecord) -> ArrayTemplate:
@@ -60,15 +67,23 @@ class ArrayTemplate:
     @classmethod
     def of_ndarrays(cls, arrays: Mapping[str, NDArray]) -> ArrayTemplate:
         """Return the template of named numpy arrays."""
+        constants = {
+            name: value.copy()
+            for name, value in arrays.items()
+            if value.dtype.kind == "f" and not np.isfinite(value).all()
+        }
         return cls(
             tuple(arrays),
             tuple(value.dtype.name for value in arrays.values()),
             tuple(value.shape for value in arrays.values()),
+            constants,
+            tuple(constants),
         )
 
     def to_json(self) -> str:
         """Return the template as text, for the handshake."""
-        return json.dumps([self.names, self.dtypes, self.shapes])
+        more = [self.not_finite] if self.not_finite else []
+        return json.dumps([self.names, self.dtypes, self.shapes, *more])
 
     @classmethod
     def from_json(cls, text: object) -> ArrayTemplate:
@@ -82,11 +97,13 @@ class ArrayTemplate:
         if isinstance(text, str) and len(text) > _LONGEST_TEMPLATE:
             raise PayloadError(f"'arrays' has {len(text)} characters, more than {_LONGEST_TEMPLATE}")
         try:
-            names, dtypes, shapes = json.loads(text)  # type: ignore[arg-type]
+            names, dtypes, shapes, *more = json.loads(text)  # type: ignore[arg-type]
+            not_finite = more[0] if more else ()
             template = cls(
                 tuple(str(name) for name in names),
                 tuple(str(dtype) for dtype in dtypes),
                 tuple(tuple(int(size) for size in shape) for shape in shapes),
+                not_finite=tuple(str(name) for name in not_finite),
             )
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise PayloadError(f"'arrays' is not a list of names, dtypes and shapes ({error})") from None
@@ -111,8 +128,26 @@ class ArrayTemplate:
         return None
 
     def record(self, arrays: Sequence[NDArray]) -> ArrayRecord:
-        """Name the arrays, so that ``to_torch_state_dict()`` of the record loads."""
-        return ArrayRecord({n: Array(np.asarray(a)) for n, a in zip(self.names, arrays, strict=True)})
+        """Name the arrays, with the constants, so that ``to_torch_state_dict()`` of the record loads."""
+        named = zip(self.names, self.restored(arrays), strict=True)
+        return ArrayRecord({name: Array(np.asarray(array)) for name, array in named})
+
+    def finite(self, arrays: Sequence[NDArray]) -> list[NDArray]:
+        """Return the arrays with 0 in place of the constants that are not finite, for maths on whole models."""
+        return [
+            np.where(np.isfinite(own), array, array.dtype.type(0)) if own is not None else array
+            for array, own in self._with_constants(arrays)
+        ]
+
+    def restored(self, arrays: Sequence[NDArray]) -> list[NDArray]:
+        """Return the arrays with the constants in their places; the counterpart of :meth:`finite`."""
+        return [
+            np.where(np.isfinite(own), array, own) if own is not None else array
+            for array, own in self._with_constants(arrays)
+        ]
+
+    def _with_constants(self, arrays: Sequence[NDArray]) -> list[tuple[NDArray, NDArray | None]]:
+        return [(array, self.constants.get(name)) for name, array in zip(self.names, arrays, strict=True)]
 
     def check(self, arrays: Sequence[NDArray]) -> list[NDArray]:
         """Check a reply's arrays and bring them to the template's dtypes and shapes.
@@ -123,7 +158,8 @@ class ArrayTemplate:
         Raises
         ------
         PayloadError
-            If number, shapes or kinds differ, a float is not finite, or a running variance is negative.
+            If number, shapes or kinds differ, a float is not finite and no constant, or a running variance is
+            negative.
         """
         if len(arrays) != len(self.names):
             raise PayloadError(f"{len(arrays)} arrays came back, expected {len(self.names)}")
@@ -135,13 +171,13 @@ class ArrayTemplate:
             raise PayloadError(f"array {name!r} has shape {list(array.shape)}, expected {list(shape)}")
         if array.dtype.kind not in "fiub":
             raise PayloadError(f"array {name!r} has dtype {array.dtype.name}, expected {dtype.name}")
-        if array.dtype.kind == "f" and not np.isfinite(array).all():
-            raise PayloadError(f"array {name!r} has values that are not finite")
+        if array.dtype.kind == "f":
+            self._check_finite(name, array.reshape(shape))
         with np.errstate(over="ignore", invalid="ignore"):
             cast = array.reshape(shape).astype(dtype, copy=False)
         if dtype.kind in "iub" and not np.array_equal(cast, array.reshape(shape)):
             raise PayloadError(f"array {name!r} has values that are not whole, expected {dtype.name}")
-        if dtype.kind == "f" and not np.isfinite(cast).all():
+        if dtype.kind == "f" and not np.array_equal(np.isfinite(cast), np.isfinite(array.reshape(shape))):
             raise PayloadError(f"array {name!r} has values beyond {dtype.name}")
         # BatchNorm takes its root: one client's negative variance would make the mean's outputs NaN.
         if name.endswith(VARIANCE) and dtype.kind == "f" and (cast < 0).any():
@@ -149,6 +185,18 @@ class ArrayTemplate:
                 f"array {name!r} has negative values, down to {cast.min():g}; it holds variances"
             )
         return cast
+
+    def _check_finite(self, name: str, array: NDArray) -> None:
+        finite, own = np.isfinite(array), self.constants.get(name)
+        if own is None:
+            if not finite.all():
+                raise PayloadError(f"array {name!r} has values that are not finite")
+            return
+        same = (array == own) | (np.isnan(array) & np.isnan(own))
+        if not (same | (finite & np.isfinite(own))).all():
+            raise PayloadError(
+                f"array {name!r} has values that are not finite, or not those of the server's array"
+            )
 
 
 def plain_name(name: str) -> str:

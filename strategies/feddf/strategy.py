@@ -201,7 +201,15 @@ class PFedDF(KDStrategy[PFedDFConfig]):
     ) -> Iterable[Outgoing]:
         """Send each client its group's prototype."""
         self._receivers = {self._group(node) for node in nodes}
-        records = {g: self.templates[g].record(list(self.prototypes[g].values())) for g in self._receivers}
+        return self._prototypes_for(nodes)
+
+    def configure_measurement(self, nodes: list[Node], arrays: ArrayRecord) -> Iterable[Outgoing]:
+        """Send each client its group's prototype."""
+        return self._prototypes_for(nodes)
+
+    def _prototypes_for(self, nodes: list[Node]) -> list[Outgoing]:
+        groups = {self._group(node) for node in nodes}
+        records = {g: self.templates[g].record(list(self.prototypes[g].values())) for g in groups}
         return [Outgoing(node, records[self._group(node)]) for node in nodes]
 
     # ------------------------------------------------------------------ prototypes

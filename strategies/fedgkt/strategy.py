@@ -100,7 +100,11 @@ class FedGKT(KDStrategy[FedGKTConfigT, ClientFeatures], Generic[FedGKTConfigT]):
 
     def accept_node(self, node: Node) -> str | None:
         """Refuse a client whose features or classes differ from the others' or from the predictor's."""
-        shape, classes = self.common(lambda other: (other.feature_shape, other.num_classes), node)
+        shape, classes = self.common(
+            lambda other: (other.feature_shape, other.num_classes),
+            node,
+            shown=lambda sizes: f"{sizes[1]} classes and features {list(sizes[0])}",
+        )
         if (node.feature_shape, node.num_classes) != (shape, classes):
             return (
                 f"{node.num_classes} classes and features {list(node.feature_shape)}, "

@@ -10,6 +10,7 @@ from flwr_kd.client.personal_state import StateError
 from flwr_kd.client.task import Answer, Task
 from flwr_kd.learning.weights import check_finite_weights, load_weights
 from flwr_kd.public_data.client import PublicKnowledgeClient
+from flwr_kd.transport.template import ArrayTemplate
 
 from .config import KTpFLConfig, KTpFLWeightsConfig
 from .functional import distance_scale, transferred
@@ -86,6 +87,8 @@ class KTpFLWeightsClient(KDClient[KTpFLWeightsConfig]):
         target = self.named(task, task.arrays)
         names = list(target)
         own = self.arrays(names)
+        template = ArrayTemplate.of_ndarrays(dict(zip(names, own, strict=True)))
+        own = template.finite(own)
         scale = distance_scale(own, config.reduction)
         rate = config.distill_learning_rate * config.decay_at(task.server_round) * config.distill_weight
         if 2 * rate * scale > 1:
@@ -95,12 +98,12 @@ class KTpFLWeightsClient(KDClient[KTpFLWeightsConfig]):
             )
         moved = transferred(
             own,
-            [target[name] for name in names],
+            template.finite([target[name] for name in names]),
             learning_rate=rate,
             steps=config.distill_steps,
             scale=scale,
         )
-        load_weights(self.model, dict(zip(names, moved, strict=True)))
+        load_weights(self.model, dict(zip(names, template.restored(moved), strict=True)))
         with torch.no_grad():
             outputs = self.model.eval()(self.train_batches.example().to(self.device))
         if not bool(torch.isfinite(outputs).all()):

@@ -226,6 +226,7 @@ class KTpFLWeights(KDStrategy[KTpFLWeightsConfig]):
     phases = ("train", "distill")
     reply_arrays = frozenset({"train"})
     sends_weights = False
+    uses_initial_arrays = True
 
     def __init__(self, config: KTpFLWeightsConfig | None = None, **options: Any) -> None:
         super().__init__(config, **options)
@@ -243,6 +244,7 @@ class KTpFLWeights(KDStrategy[KTpFLWeightsConfig]):
             # A checkpoint has its arrays in another order, which would change the rounding of sums over them.
             order = [expected.names.index(name) for name in common.names] if self.models else []
             self.models = {key: [model[i] for i in order] for key, model in self.models.items()}
+            # A checkpoint has no constants, such as the -inf of a mask.
             expected = common
         self.architecture, self._holders = expected, {}
         self.matrix.expect(nodes)
@@ -270,6 +272,10 @@ class KTpFLWeights(KDStrategy[KTpFLWeightsConfig]):
             ]
         return [Outgoing(node, self.architecture.record(self.models[node.key])) for node in nodes]
 
+    def configure_measurement(self, nodes: list[Node], arrays: ArrayRecord) -> Iterable[Outgoing]:
+        """Send each client the model that it would be sent if it had none of its own, which it prefers."""
+        return [Outgoing(node, self._first(node, arrays)) for node in nodes]
+
     def aggregate_phase(
         self, phase: str, server_round: int, replies: Iterable[Reply], arrays: ArrayRecord | None
     ) -> ArrayRecord | None:
@@ -280,7 +286,7 @@ class KTpFLWeights(KDStrategy[KTpFLWeightsConfig]):
             return None
         config, clients = self.config, [reply.node.key for reply in replies]
         self.matrix.admit(clients)
-        models = [reply.arrays for reply in replies]
+        models = [self.architecture.finite(reply.arrays) for reply in replies]
         weights = self.matrix.of(clients)
         mixed = personal_models(weights, models)
         self.models |= {
@@ -327,7 +333,7 @@ class KTpFLWeights(KDStrategy[KTpFLWeightsConfig]):
             return (
                 self.architecture
                 if self.architecture.names
-                else self.common(lambda other: other.template, node)
+                else self.common(lambda other: other.template, node, shown=_described)
             )
         return self.template
 
@@ -341,6 +347,11 @@ class KTpFLWeights(KDStrategy[KTpFLWeightsConfig]):
         """Clip variances at 0: rows that are not normalised can have negative coefficients."""
         named = zip(self.architecture.names, model, strict=True)
         return [np.maximum(array, 0) if name.endswith(VARIANCE) else array for name, array in named]
+
+
+def _described(template: ArrayTemplate) -> str:
+    sizes = dict(zip(template.names, template.shapes, strict=True))
+    return f"{len(sizes)} arrays, the last {list(sizes.items())[-1:]}"
 
 
 def _shares(replies: list[Reply[Any]]) -> Tensor:

@@ -488,6 +488,18 @@ def test_the_run_config_says_what_a_strategy_does(tmp_path: Path) -> None:
 
 
 @every
+def test_keys_that_nothing_reads_are_named(app: App, flower_log: list[str]) -> None:
+    strategy_options(app.context(**app.run_config()))
+    assert not flower_log
+    strategy_options(app.context(**{**app.run_config(), "lr": 0.1, "colour": 1, "num-rounds": 3}))
+    assert flower_log == [
+        "'colour' in the run config is not read",
+        "'lr' in the run config is not read: did you mean 'learning-rate'?",
+        "'num-rounds' in the run config is not read: did you mean 'num-server-rounds'?",
+    ]
+
+
+@every
 def test_the_defaults_of_the_run_config_are_those_of_a_strategy(app: App) -> None:
     """And those of the code, for an app whose pyproject.toml has fewer keys."""
     context = app.context()

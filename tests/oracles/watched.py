@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 import torch
 from flwr.app import ArrayRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -25,7 +26,7 @@ from flwr_kd import registry
 from flwr_kd.client.task import Task
 from flwr_kd.config import MethodConfig
 from flwr_kd.seeding import derive_seed
-from flwr_kd.server.records import KDResult, RoundStats
+from flwr_kd.server.records import KDResult, RoundStats, VoidRoundsError
 from flwr_kd.testing.faults import Fault
 from flwr_kd.transport.inline_grid import InlineGrid
 
@@ -132,7 +133,7 @@ class Watched(InlineGrid):
             if (call.server_round, call.phase) == (server_round, phase)
         }
 
-    def _call(self, message: Message, context: Context, fault: Fault | None) -> Message:
+    def _call(self, message: Message, context: Context, fault: Fault | None) -> tuple[Message, RecordDict]:
         if message.metadata.message_type != "train":
             return super()._call(message, context, fault)
         config = message.content.config_records["fitins.config"]
@@ -141,7 +142,7 @@ class Watched(InlineGrid):
         if self._before is not None:
             self._before(server_round, phase, context)
         down = _arrays(message.content, "fitins.parameters")
-        reply = super()._call(message, context, fault)
+        reply, state = super()._call(message, context, fault)
         up, came, metrics, error = None, [], {}, ""
         if reply.has_error():
             error = reply.error.reason or ""
@@ -150,10 +151,18 @@ class Watched(InlineGrid):
                 self._after(server_round, phase, partition, reply.content)
             metrics = dict(reply.content.config_records.get("fitres.metrics", {}))
             up, came = metrics.pop("payload", None), _arrays(reply.content, "fitres.parameters")
-        kept = kept_model(context)
+        kept = kept_in(state)
         passed = (server_round, phase, partition, config.get("payload"), down, up, came, metrics, error, kept)
         self.passed.append(Passed(*passed))
-        return reply
+        return reply, state
+
+
+def void(start: Callable[[], KDResult]) -> KDResult:
+    """Return what there is of a run whose rounds were all void, which is an error."""
+    with pytest.raises(VoidRoundsError) as raised:
+        start()
+    assert raised.value.result is not None
+    return raised.value.result
 
 
 def _arrays(content: RecordDict, key: str) -> list[npt.NDArray[Any]]:
@@ -162,7 +171,11 @@ def _arrays(content: RecordDict, key: str) -> list[npt.NDArray[Any]]:
 
 
 def kept_model(context: Context) -> Arrays:
-    record = context.state.array_records.get("flwr-kd.personal", ArrayRecord())
+    return kept_in(context.state)
+
+
+def kept_in(state: RecordDict) -> Arrays:
+    record = state.array_records.get("flwr-kd.personal", ArrayRecord())
     return {name: array.numpy().copy() for name, array in record.items()}
 
 

@@ -48,6 +48,17 @@ def test_a_server_s_own_model_takes_the_place_of_a_global_one_that_nobody_has():
     assert mixed.axes[1].get_ylabel() == "global accuracy (%)"
 
 
+def test_local_accuracy_is_that_of_the_clients_that_took_part_in_each_round():
+    clients = {"0": {"local_accuracy": 0.8}, "1": {"local_accuracy": 0.2}}
+    rounds = (
+        RoundResult(1, 0.6, None, None, 1, 1, 1.0, 1, 0, available=2),
+        RoundResult(2, 0.5, None, None, 1, 1, 1.0, 1, 0, available=2, clients=clients, received=("1",)),
+    )
+    left = figure(a_comparison(RunResult("fedavg", 0, rounds))).axes[0]
+    np.testing.assert_allclose(left.lines[0].get_ydata(), [60, 80])
+    assert "own models and test splits; 1 of 2 clients took part" in [text.get_text() for text in left.texts]
+
+
 def test_title_and_legend(comparison):
     drawn = figure(comparison)
     assert drawn.get_suptitle() == "digits · inner-dirichlet:0.1 · 10 clients · seeds 0, 1 · mean ± std"

@@ -306,6 +306,9 @@ def test_the_fields_are_the_schema():
         "local_top5",
         "server_accuracy",
         "clients",
+        "available",
+        "stored",
+        "received",
     ]
     assert schema.SCHEMA_VERSION == 1
 
@@ -322,3 +325,17 @@ def test_one_run_of_each_method():
         comparison.one_each(0)
     with pytest.raises(ResultError, match="runs is empty"):
         Comparison({}, {}, "", ()).one_each()
+
+
+def test_clients_that_were_measured_after_the_last_round_are_named():
+    clients = {"0": {"local_accuracy": 1.0}, "1": {"local_accuracy": 0.5}, "2": {"local_accuracy": 0.0}}
+    last = a_round(local_accuracy=0.5, clients=clients, available=3, stored=("1",), received=("2",))
+    assert last.of_participants("local_accuracy") == 1.0
+    run = a_run(rounds=(last,))
+    assert (run.last["local_accuracy"], run.last["local_accuracy_last5"]) == (0.5, 1.0)
+    comparison = a_comparison(run)
+    assert Comparison.from_json(comparison.to_json()) == comparison
+    with pytest.raises(ResultError, match=r"received must be keys of clients, got \('3',\)"):
+        a_round(clients=clients, received=("3",))
+    with pytest.raises(ResultError, match=r"available must be a whole number from 0"):
+        a_round(available=-1)

@@ -45,6 +45,28 @@ def test_table_says_how_many_seeds_have_a_value():
     assert "over 1 seed;" in one
 
 
+def test_table_says_whose_local_accuracy_it_is():
+    def run(method, seed=0, **last):
+        clients = {str(key): {"local_accuracy": 0.5} for key in range(last.pop("measured", 0))}
+        return a_run(method, seed, rounds=(a_round(local_accuracy=0.5, clients=clients, **last),))
+
+    whole = run("fedavg", participants=6, available=6)
+    assert "local accuracy:" not in rendered(a_comparison(whole))
+    drawn = {"participants": 2, "available": 6, "measured": 6}
+    first = run("fedproto", 0, **drawn, stored=("2",), received=("3", "4", "5"))
+    second = run("fedproto", 1, **drawn, stored=("2", "3"), received=("4", "5"))
+    text = " ".join(rendered(a_comparison(whole, first, second)).split())
+    assert (
+        "local accuracy of fedproto: all 6 clients; 2 took part in the last round, the others were measured after "
+        "it, 1 to 2 with the personal model that they keep and 2 to 3 with the model that they would receive"
+    ) in text
+    some = run("fedavg", participants=2, available=6, measured=4, received=("2", "3"))
+    assert "local accuracy: 4 of 6 clients; 2 took part" in " ".join(rendered(a_comparison(some)).split())
+    # Results of earlier versions.
+    old = a_comparison(run("fedavg", participants=1))
+    assert "the 1 of 2 clients that took part in the last round" in " ".join(rendered(old).split())
+
+
 def test_table_fits_80_columns():
     rounds = (
         a_round(local_accuracy=0.1, global_accuracy=1.0, bytes_up=10**9, bytes_down=10**9, seconds=1e3),

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from flwr.app import ArrayRecord, ConfigRecord
 
 from flwr_kd.server.messages import Messages, PersonalRounds
-from flwr_kd.server.records import Node, RoundStats
+from flwr_kd.server.records import Node, RoundStats, VoidRoundsError
 from flwr_kd.strategies.fedavg import FedAvg
 from flwr_kd.strategies.fedhkd import FedHKD, FedHKDClient
 from tests.server.federations import QUICK, Toy, events, initial, size_of
@@ -71,7 +72,10 @@ def test_the_callers_records_are_not_changed(toy: Any, grid_of: Any) -> None:
 
 
 def test_a_payload_over_the_limit_is_refused_at_the_sender(grid_of: Any, flower_log: list[str]) -> None:
-    result = FedHKD(max_payload_bytes=100, **QUICK).start(grid_of(FedHKDClient), initial(), num_rounds=1)
+    with pytest.raises(VoidRoundsError) as raised:
+        FedHKD(max_payload_bytes=100, **QUICK).start(grid_of(FedHKDClient), initial(), num_rounds=1)
+    result = raised.value.result
+    assert result is not None
     assert (result.rounds[0].participants, result.rounds[0].failures) == (0, 3)
     assert {n: a.data for n, a in result.arrays.items()} == {n: a.data for n, a in initial().items()}
     assert "fedhkd.hyper-knowledge" in flower_log[0]

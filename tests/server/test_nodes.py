@@ -67,6 +67,43 @@ def test_one_client_does_not_decide_what_the_others_must_be(grid_of: Any) -> Non
     assert set(result.rounds[0].bytes_by_partition) == {1, 2}
 
 
+@pytest.mark.parametrize("name", ["fedhkd", "fedproto", "fedgkt", "ktpfl"])
+def test_without_a_majority_nobody_is_right(name: str, federation: Any, flower_log: list[str]) -> None:
+    """One of two clients claims 7 classes: the error names both. With a third client, the majority decides."""
+    fed = federation(name, clients=3)
+
+    def client_fn(context: Context) -> Any:
+        client = fed.client_fn(context)
+        if context.node_config["partition-id"] == 0:
+            client.numpy_client.properties = lambda ours=client.numpy_client.properties: {
+                **ours(),
+                "num-classes": 7,
+            }
+        return client
+
+    grid = InlineGrid(ClientApp(client_fn=client_fn), 2)
+    first, second = grid.contexts
+    sides = rf"node {first} \(partition 0\): 7 classes.*node {second} \(partition 1\): 4 classes"
+    text = rf"0 clients fit, 2 are needed; .*{sides}"
+    with pytest.raises(HandshakeError, match=text):
+        fed.strategy(min_available_nodes=2).start(grid, fed.initial(), num_rounds=1, timeout=30.0)
+    result = fed.strategy(min_available_nodes=2).start(
+        InlineGrid(ClientApp(client_fn=client_fn), 3), fed.initial(), num_rounds=1, timeout=30.0
+    )
+    assert set(result.rounds[0].bytes_by_partition) == {1, 2}
+
+
+def test_a_partition_that_two_clients_claim_is_an_error_where_both_are_needed(federation: Any) -> None:
+    fed = federation("fedavg", clients=3)
+    grid = InlineGrid(fed.app(), 3, node_configs=[{}, {}, {"partition-id": 0}])
+    first, _, third = grid.contexts
+    with pytest.raises(
+        HandshakeError,
+        match=rf"2 clients fit, 3 are needed; .*(node {first}.*node {third}|node {third}.*node {first}) does",
+    ):
+        fed.strategy().start(grid, fed.initial(), num_rounds=1, timeout=3600)
+
+
 def test_a_partition_belongs_to_one_client(flower_log: list[str], make_blobs: Callable[..., Any]) -> None:
     """What is kept for a client goes by its partition: another that claims it must not get, or replace, it."""
 
@@ -114,7 +151,7 @@ def test_nodes_may_join_late_leave_and_come_back(toy: Any) -> None:
     assert len(grid.of_type("get_properties")) == 5
 
 
-def test_clients_that_cannot_be_built_end_the_waiting() -> None:
+def test_clients_that_cannot_be_built_end_the_waiting(flower_log: list[str]) -> None:
     """Such as by a mistake in client_fn: nobody should have to wait an hour to read of it."""
     calls = []
 
@@ -126,7 +163,23 @@ def test_clients_that_cannot_be_built_end_the_waiting() -> None:
     # Long before the timeout, which is longer than a test may take.
     with pytest.raises(HandshakeError, match=r"0 clients fit, 2 are needed; .*no such column: price"):
         FedAvg(min_available_nodes=2).start(grid, initial(), num_rounds=1, timeout=3600)
-    # It might have been a passing fault.
+    # An error of this kind stays until the client is changed.
+    assert set(Counter(calls).values()) == {1}
+    assert [line.split(" is ")[1] for line in flower_log] == [
+        "refused: its client failed: ValueError: no such column: price"
+    ] * 2
+
+
+def test_errors_that_may_pass_are_asked_about_three_times_before_the_waiting_ends() -> None:
+    calls = []
+
+    def client_fn(context: Context) -> Any:
+        calls.append(context.node_id)
+        raise RuntimeError("CUDA out of memory")
+
+    grid = InlineGrid(ClientApp(client_fn=client_fn), num_nodes=2)
+    with pytest.raises(HandshakeError, match=r"0 clients fit, 2 are needed; .*CUDA out of memory"):
+        FedAvg(min_available_nodes=2).start(grid, initial(), num_rounds=1, timeout=3600)
     assert set(Counter(calls).values()) == {3}
 
 

@@ -72,6 +72,27 @@ def test_too_many_void_rounds_end_the_run(federation: Any, flower_log: list[str]
     assert [r.server_round for r in result.rounds] == [4]
 
 
+def test_a_run_of_void_rounds_alone_is_an_error_however_short(federation: Any, tmp_path: Path) -> None:
+    fed = federation("fedavg")
+    strategy = fed.strategy(min_train_nodes=3, checkpoint_dir=tmp_path)
+    grid = InlineGrid(fed.app(), 4, faults=failing(2, {1, 2, 4}))
+    with pytest.raises(
+        VoidRoundsError,
+        match=r"every round was void \(2 of 2\), so nothing was learned: the last, round 2, had 2 usable replies",
+    ) as raised:
+        strategy.start(grid, fed.initial(), num_rounds=2, timeout=30.0)
+    assert raised.value.result is not None
+    assert [stats.void for stats in raised.value.result.rounds] == [True, True]
+    # A resumed run has learned something in the checkpoint's round.
+    _, result = fed.run(rounds=1, checkpoint_dir=tmp_path)
+    resumed = fed.strategy(min_train_nodes=3, checkpoint_dir=tmp_path, resume=True)
+    rest = resumed.start(
+        InlineGrid(fed.app(), 4, faults=failing(2, {2})), fed.initial(), num_rounds=2, timeout=30.0
+    )
+    assert [stats.void for stats in rest.rounds] == [True]
+    assert {n: a.data for n, a in rest.arrays.items()} == {n: a.data for n, a in result.arrays.items()}
+
+
 def test_flowers_own_loop_has_void_rounds(federation: Any) -> None:
 
     fed = federation("fedavg")

@@ -392,8 +392,9 @@ class TestState:
     def test_state_before_the_first_answers_is_none(self) -> None:
         for run in (party("ktpfl"), weights_party()):
             record = initial(run) if run.name == "ktpfl-weights" else None
-            run.start(1, initial=record, grid={"faults": {i: Fault("raise") for i in range(4)}})
-            assert run.matrices == [{}]
+            faults = {i: Fault("raise", frozenset({1})) for i in range(4)}
+            run.start(2, initial=record, grid={"faults": faults})
+            assert run.matrices[0] == {}
 
     @pytest.mark.parametrize("name", ["ktpfl", "ktpfl-weights"])
     def test_starting_again_forgets(self, name: str) -> None:
@@ -548,7 +549,7 @@ class TestAccuracy:
         assert not any(call.down_arrays or call.up_arrays for call in runs[1].grid.passed)
         assert (result.rounds[0].participants, result.rounds[0].failures) == (4, 0)
         assert same_models(runs[0].grid, runs[1].grid)
-        assert {k: v.data for k, v in result.arrays.items()} == {k: v.data for k, v in record.items()}
+        assert len(result.arrays) == 0
 
     def test_nothing_but_numbers_comes_back_from_the_distillation(self) -> None:
         run = party("ktpfl")

@@ -62,6 +62,11 @@ def check_models(run: Party, initial_weights: dict[str, Any]) -> None:
             mirrors[n].take(dict(zip(names, actual, strict=True)))
             same([distilled[n].kept[name] for name in names], actual)
             assert distilled[n].metrics == {"local-accuracy": mirrors[n].accuracy()}
+        if r == len(run.strategy_rounds):
+            # After the last round all are measured, those that never trained with what they would be sent.
+            for n in set(range(len(mirrors))) - started:
+                mirrors[n].take(initial_weights)
+            keys = range(len(mirrors))
         assert stats.clients == {n: {"local-accuracy": mirrors[n].accuracy()} for n in keys}
 
 

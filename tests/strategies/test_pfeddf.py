@@ -10,6 +10,7 @@ import hierarchy as oracle
 import numpy as np
 import pytest
 import torch
+import watched
 from ensemble_rounds import CLASSES, FEATURES, N_G, N_L, RATE, data, descend, double, full, p_net, reference
 from ensembles import close
 from flwr.app import Array, ArrayRecord, Context, RecordDict
@@ -408,7 +409,7 @@ def test_a_last_round_without_answers_is_followed_by_fine_tuning() -> None:
 
 def test_nothing_is_fine_tuned_before_anything_was_learnt() -> None:
     run = PRun()
-    result = run.start(2, faults={k: Fault("raise") for k in range(6)})
+    result = watched.void(lambda: run.start(2, faults={k: Fault("raise") for k in range(6)}))
     assert [(r.participants, r.failures) for r in result.rounds] == [(0, 6)] * 2
     assert run.strategy.state_arrays() == {}
     assert run.personal(0) is None
