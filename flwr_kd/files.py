@@ -9,7 +9,7 @@ from pathlib import Path
 __all__ = ["write_atomically"]
 
 
-def write_atomically(path: Path, data: bytes, *, mode: int = 0o600) -> None:
+def write_atomically(path: Path, data: bytes, *, mode: int = 0o600, sync: bool = True) -> None:
     """Write a file so that a reader sees either the old or the new content, even after a crash.
 
     Parameters
@@ -20,6 +20,8 @@ def write_atomically(path: Path, data: bytes, *, mode: int = 0o600) -> None:
         All of the file.
     mode : int
         Permissions of the file, less those that the process's umask takes away; for its owner only by default.
+    sync : bool
+        Wait until the disk has it. Without, it outlives the process, also one that is killed, but not the machine.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
@@ -28,7 +30,8 @@ def write_atomically(path: Path, data: bytes, *, mode: int = 0o600) -> None:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
             file.flush()
-            os.fsync(file.fileno())
+            if sync:
+                os.fsync(file.fileno())
         os.replace(partial, path)
     except BaseException:
         partial.unlink(missing_ok=True)

@@ -42,7 +42,8 @@ class PersonalState:
     Parameters
     ----------
     context : Context
-        Flower's context of the client. ``context.node_config["state-dir"]``, where given, is a folder.
+        Flower's context of the client. ``context.node_config["state-dir"]``, where given, is a folder. With
+        ``state-sync`` false its files outlive the process, but not always the machine, and cost less time.
     """
 
     _KEY, _WHEN = "flwr-kd.personal", "flwr-kd.personal-of"
@@ -55,6 +56,7 @@ class PersonalState:
         self._node = context.node_config.get("partition-id", context.node_id)
         self._run, self._round, self._known = str(context.run_id), 0, _EVER
         self._needed: tuple[int, ...] = ()
+        self._sync = bool(context.node_config.get("state-sync", True))
 
     def at(self, run: str, server_round: int, *, known: int, saved: int, whole: int = 0) -> None:
         """Set the run and the round for loading and saving.
@@ -130,7 +132,7 @@ class PersonalState:
             self._context.state[self._WHEN] = ConfigRecord({"run": self._run})
             return
         try:
-            write_atomically(self._file(self._round), save(tensors))
+            write_atomically(self._file(self._round), save(tensors), sync=self._sync)
             files = self._files()
             needed = (max((r for r in files if r <= last), default=self._round) for last in self._needed)
             kept = {self._round, *needed}

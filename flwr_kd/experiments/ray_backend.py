@@ -39,7 +39,7 @@ options Ray restarts the actor, and the retry makes messages wait for the restar
 killed the actor is delivered once more.
 """
 _FOR_RAY = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "OMP_NUM_THREADS": "1"}
-_STOP_SECONDS = 4.0
+_STOP_SECONDS, _KILL_SECONDS = 4.0, 1.0
 _LOOK_SECONDS = 0.2
 _LONGEST_SESSION_FOLDER = 40
 """Characters: paths of Ray's sockets are up to 65 characters longer, and a system allows 107, or 104."""
@@ -96,12 +96,14 @@ class _Simulation:
                 _keep_signal_handlers()
         except BaseException:
             with _silent_flower():
+                running = _is_running()
                 self._stop()
-                if not self._ended.wait(_STOP_SECONDS):
+                # A start of Ray cannot be broken off, and has nothing to end in order.
+                if not self._ended.wait(_STOP_SECONDS if running else 0.5):
                     for process in set(_ray_processes()) - set(before):
                         with suppress(OSError):
                             os.kill(process, signal.SIGKILL)
-                    self._ended.wait(_STOP_SECONDS)
+                    self._ended.wait(_KILL_SECONDS)
             raise
         if self._error is not None:
             raise self._error
@@ -204,6 +206,12 @@ def _keep_signal_handlers() -> None:
             handler = signal.getsignal(number)
             if handler is not None:
                 signal.signal(number, handler)
+
+
+def _is_running() -> bool:
+    import ray
+
+    return bool(ray.is_initialized())
 
 
 def _ray_processes() -> list[int]:

@@ -245,7 +245,7 @@ def build_client(method_name: str, experiment: Experiment, state_dir: str | None
     """
     method = registry.get(method_name)
     if state_dir is not None:
-        context.node_config["state-dir"] = state_dir
+        context.node_config.update({"state-dir": state_dir, "state-sync": False})
     index = int(context.node_config["partition-id"])
     bundle, (train, test) = bundle_of(experiment), client_splits(experiment)[index]
     train_set: Dataset[Any] = bundle.train.subset(train)
