@@ -49,8 +49,8 @@ class VoidRoundsError(RuntimeError):
         count, last = len(result.rounds), result.rounds[-1]
         return cls(
             f"every round was void ({count} of {count}), so nothing was learned: the last, round "
-            f"{last.server_round}, had {last.participants} usable replies and {last.failures} failures, min_train_nodes is {least}; the "
-            "warnings before say what failed",
+            f"{last.server_round}, had {last.participants} usable replies and {last.failures} failures, "
+            f"min_train_nodes is {least}; the warnings before say what failed",
             result,
         )
 
