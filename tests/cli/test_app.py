@@ -175,6 +175,19 @@ def test_a_failing_server_exits_with_1_and_writes_nothing(
     assert not (tmp_path / "o").exists()
 
 
+def test_a_run_whose_rounds_are_all_void_exits_with_1_and_writes_nothing(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: Any) -> None:
+        raise ArithmeticError("no")
+
+    monkeypatch.setattr(registry.get("fedavg").client, "fit", fail)
+    code, _, err = command("simulate", "fedavg", *SMALL, "--out", "o")
+    assert code == 1
+    assert "fedavg: the server failed: every round was void (2 of 2)" in err.splitlines()[-1]
+    assert not (tmp_path / "o").exists()
+
+
 def test_without_ray_the_command_says_what_to_install(
     command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
