@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from flwr_kd.models.checks import type_name
+from flwr_kd.models.closures import bound_function
 
 __all__ = ["check_dtypes", "check_outputs", "floating_dtype", "plain_model", "private_copy"]
 
@@ -100,7 +101,7 @@ def private_copy(model: ModelT) -> ModelT:
     Raises
     ------
     TypeError
-        If a part of the model cannot be copied.
+        If a part of the model cannot be copied, or a copy would compute with the original's layers.
 
     Examples
     --------
@@ -117,6 +118,7 @@ def private_copy(model: ModelT) -> ModelT:
                 memo[id(value)] = value.detach().clone()
     for part in parts:
         if isinstance(part, nn.Module):
+            _check_copyable(part)
             _copy_without_compilation(part, memo)
     try:
         copied = copy.deepcopy(model, memo)
@@ -128,6 +130,18 @@ def private_copy(model: ModelT) -> ModelT:
             if getattr(module, "_compiled_call_impl", None) is not None:
                 module._compiled_call_impl = None
     return copied
+
+
+def _check_copyable(model: nn.Module) -> None:
+    """Refuse a model whose copy would be a model, but another one."""
+    where = bound_function(model)
+    if where is not None:
+        raise TypeError(
+            f"model cannot be copied ({where} is a function that refers to the model's own layers, so a copy would "
+            "compute with those of the original: write it as a method)"
+        )
+    if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
+        raise TypeError("model cannot be copied (a part is a ScriptModule: give it before it is scripted)")
 
 
 def _inside(model: nn.Module) -> nn.Module | None:

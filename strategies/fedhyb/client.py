@@ -19,6 +19,9 @@ from flwr_kd.text import first_line
 from .config import FedHybConfig
 from .functional import self_distillation_loss
 
+# A view may fit one of them by chance.
+_TRIED_WIDTHS = (0.5, 0.25, 0.75)
+
 
 class FedHybClient(KDClient[FedHybConfig]):
     """A client of FedHyb, of its ablations and of FedHyb* (section 3.1, algorithm 2).
@@ -62,10 +65,14 @@ class FedHybClient(KDClient[FedHybConfig]):
         x = x.repeat(4, *[1] * (x.dim() - 1))
         expected = [len(x), self.num_classes]
         self.model.eval()
+        reason = ""
         try:
-            with slimmed(self.model, 0.5):
-                shape = list(self.model(x).shape)
-            reason = "" if shape == expected else f"it returns {shape}, not {expected}"
+            for width in _TRIED_WIDTHS:
+                with slimmed(self.model, width):
+                    shape = list(self.model(x).shape)
+                if shape != expected:
+                    reason = f"it returns {shape}, not {expected}"
+                    break
         except (
             Exception
         ) as error:  # A user's module may raise anything if its code fixes numbers of channels.

@@ -95,6 +95,39 @@ class TestCopies:
         with pytest.raises(TypeError, match=r"model cannot be copied \(TypeError: cannot pickle"):
             private_copy(model)
 
+    @pytest.mark.parametrize("where", ["attribute", "list", "default", "hook", "nested", "forward"])
+    def test_functions_that_refer_to_the_original_are_refused(self, where: str) -> None:
+        """A copy would compute with the original's layers, and training would not change a number."""
+        model: Any = net()
+        first = model[0]
+        if where == "hook":
+            first.register_forward_hook(lambda _, x, y: y + model[0].weight.sum())
+        elif where == "forward":
+            before = model.forward
+            model.forward = lambda x: before(x)
+        else:
+            inner = lambda x: first(x)  # noqa: E731
+            model.function = {
+                "attribute": inner,
+                "list": [inner],
+                "default": lambda x, layer=first: layer(x),
+                "nested": lambda x: inner(x),
+            }[where]
+        with pytest.raises(TypeError, match="refers to the model's own layers"):
+            private_copy(model)
+
+    def test_other_functions_are_shared(self) -> None:
+        model: Any = net()
+        scale = 2.0
+        model.double, model.own = (lambda x: scale * x), model.half
+        assert private_copy(model).own.__self__ is not model
+
+    @pytest.mark.filterwarnings("ignore:.*torch.jit:FutureWarning")
+    def test_scripted_parts_are_not_copied(self) -> None:
+        """deepcopy makes their parameters results of a computation, which no optimiser takes."""
+        with pytest.raises(TypeError, match="ScriptModule"):
+            private_copy(nn.Sequential(torch.jit.script(nn.Linear(4, 8)), nn.Linear(8, 2)))
+
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_reduced_precision_is_refused(dtype: torch.dtype) -> None:

@@ -262,11 +262,19 @@ class _Counts(nn.Module):
         return self.last((maps.flatten(1) if self.shape == () else maps.view(self.shape)).flatten(1))
 
 
+class _ChannelsLast(_Counts):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.first(x).permute(0, 2, 3, 1).reshape(self.shape))
+
+
 def test_a_model_whose_code_has_numbers_of_channels_is_refused(make_blobs: Any) -> None:
     # torch accepts this view, which makes one sample of two.
     text = r"does not run with fewer channels \(it returns \[2, 4\], not \[4, 4\]\); .*x\.flatten\(1\)"
     with pytest.raises(ConfigError, match=text):
         make_client(_Counts((-1, 6, 4, 4)), make_blobs(8, 0))
+    # With half of the channels, height and width happen to be like maps of eight channels.
+    with pytest.raises(ConfigError, match=r"does not run with fewer channels .*x\.flatten\(1\)"):
+        make_client(_ChannelsLast((-1, 96)), make_blobs(8, 0))
 
 
 @pytest.mark.parametrize("width", [0.3, 0.5, 0.8])
