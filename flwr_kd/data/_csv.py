@@ -134,7 +134,7 @@ def read_table(path: Path, *, unlabelled: int | None = None, classes: Collection
     except (OSError, UnicodeDecodeError) as error:
         hint = "; save it as UTF-8" if isinstance(error, UnicodeDecodeError) else ""
         raise DataError(f"csv file {str(path)!r} cannot be read: {error}{hint}") from error
-    _check_not_a_header(form, first[1], table)
+    _check_not_a_header(form, first[1], table, classes)
     _check_row_numbers(form, table)
     _warn_of_labels(form, table)
     return table
@@ -193,6 +193,10 @@ def _delimiter(path: Path, file: TextIO) -> str:
 
 def _form(path: Path, row: list[str], unlabelled: int | None) -> _Form:
     width = len(row)
+    if row[0].lower().startswith("sep="):
+        raise DataError(
+            f"{path}, row 1: {','.join(row)!r} is a note for Excel and no header: remove the line"
+        )
     named = [column for column, cell in enumerate(row) if cell.lower() in _LABEL_WORDS]
     labelled = bool(named) or width != unlabelled
     if len(named) > 1:
@@ -207,6 +211,8 @@ def _form(path: Path, row: list[str], unlabelled: int | None) -> _Form:
     numbers_rows = row[0] == "" and row[1:] == [str(column) for column in range(width - 1)]
     if is_header or numbers_rows:
         _check_names(path, row)
+    if is_header and labelled:
+        _check_label_names(path, row, named)
     return _Form(path, width, row if is_header else None, label)
 
 
@@ -225,18 +231,44 @@ def _check_names(path: Path, names: list[str]) -> None:
             raise DataError(f"{path}: the header has the name {shown(name)} twice: rename or remove a column")
 
 
-def _check_not_a_header(form: _Form, first: list[str], table: Table) -> None:
+def _check_label_names(path: Path, names: list[str], named: list[int]) -> None:
+    """Refuse or warn of further columns that may have labels, such as those of a one-hot code."""
+    words = [re.split(r"[^a-z0-9]+", name.lower()) for name in names]
+    like = [c for c, parts in enumerate(words) if c not in named and {parts[0], parts[-1]} & _LABEL_WORDS]
+    titles = " and ".join(repr(names[column]) for column in like[:5])
+    if named:
+        if like:
+            warn_once(f"{path}: {titles} is used as a feature beside the labels: remove it if it is none")
+        return
+    like += [column for column, name in enumerate(names) if name.lower() == "y"]
+    if len(like) > 1 or like not in ([], [len(names) - 1]):
+        titles = titles or "'y'"
+        raise DataError(
+            f"{path}: {titles} may have the labels, or the last column, {names[-1]!r}: keep one column of labels, "
+            "and name it 'label'"
+        )
+
+
+def _check_not_a_header(form: _Form, first: list[str], table: Table, classes: Collection[str]) -> None:
     """Refuse a first row that may be a header of column numbers, such as pandas writes."""
     if form.names is not None:
         return
-    numbers = [str(column) for column in range(form.width)]
     # A label of its own beside column numbers is the label column's name.
-    named = table.labels[:1] if table.labels.count(table.labels[0] if table.labels else "") == 1 else []
-    if form.width > 1 and (first == numbers or (form.width > 2 and first == [*numbers[:-1], *named])):
+    named = bool(table.labels) and table.labels.count(table.labels[0]) == 1 and table.labels[0] not in classes
+    beside = first[:-1] if named and (first[0] == "0" or form.width > 3) else first
+    if first == ["0", "1"] or (form.width > 2 and _count_up(beside)):
         raise DataError(
             f"{form.path}, row 1: {', '.join(first)[:80]} may be a header of column numbers or a sample; add a "
             f"header of names, one of them {' or '.join(map(repr, _LABEL_NAMES))} (in pandas: df.columns = [...])"
         )
+
+
+def _count_up(cells: list[str]) -> bool:
+    """Return whether cells are consecutive whole numbers, as the columns of a table are numbered."""
+    start = plain_number(cells[0])
+    if start is None or not start.is_integer():
+        return False
+    return [plain_number(cell) for cell in cells] == [start + place for place in range(len(cells))]
 
 
 # ---------------------------------------------------------------------- the body
@@ -249,6 +281,7 @@ def _body(form: _Form, rows: Iterator[tuple[int, list[str]]], classes: Collectio
         if len(row) != form.width:
             raise DataError(
                 f"{form.path}, row {number} has {len(row)} cells, but the first row has {form.width}"
+                f"{_why_not_as_wide(form, len(row)) if len(numbers) < 2 else ''}"
             )
         for column in columns:
             value = plain_number(row[column])
@@ -295,11 +328,21 @@ def _python_reads(cell: str) -> bool:
     return True
 
 
+def _why_not_as_wide(form: _Form, width: int) -> str:
+    if form.names is not None and width == form.width + 1:
+        return ": the header must name every column, and rows need no names (in R: row.names=FALSE)"
+    return ": it must be a header or a sample, and comments are not allowed" if form.width == 1 else ""
+
+
 def _why(cell: str) -> str:
     if _is_missing(cell):
         return "a missing value: fill it in, or remove the row"
     if re.fullmatch(r"[-+]?\d*,\d+", cell):
         return "decimals must be written with a point"
+    if re.fullmatch(r"[-+]?\d{1,3}(,\d{3})+(\.\d*)?", cell):
+        return "numbers must be written without separators of thousands"
+    if cell.lower() in ("true", "false"):
+        return "features must be numbers: write 1 and 0"
     return "features must be numbers, only the label may be text"
 
 
@@ -312,7 +355,7 @@ def _check_row_numbers(form: _Form, table: Table) -> None:
     for j, column in enumerate(form.features):
         values, name = table.features[:, j], form.names[column] if form.names is not None else ""
         is_index = re.sub(r"[^a-z0-9]", "", name.lower()) in _INDEX_NAMES
-        consecutive = count > 1 and bool((np.diff(values) == 1).all())
+        consecutive = count > 1 and _numbers_rows(values)
         distinct = is_index and count >= _TELLING_ROWS and len(np.unique(values)) == count
         span = f"from {values.min():.0f} to {values.max():.0f}" if count else ""
         where = f"{form.path}, column {form.title(column)}"
@@ -321,6 +364,13 @@ def _check_row_numbers(form: _Form, table: Table) -> None:
             raise DataError(f"{text}: remove it (in pandas: to_csv(..., index=False))")
         if consecutive and count >= _TELLING_ROWS:
             warn_once(f"{text}: remove it if it is no feature")
+
+
+def _numbers_rows(values: AnyArray) -> bool:
+    """Return whether whole numbers are consecutive, in any order, or ascending without a repetition."""
+    if values.max() - values.min() != len(values) - 1 and not (np.diff(values) > 0).all():
+        return False
+    return bool((values == np.round(values)).all()) and len(np.unique(values)) == len(values)
 
 
 def _warn_of_labels(form: _Form, table: Table) -> None:

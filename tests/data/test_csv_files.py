@@ -116,7 +116,15 @@ BODY = [f"{i * 0.37:.2f},{i % 5},{'abc'[i % 3]}" for i in range(30)]
         ),
         (["0,1,2", *BODY], r"row 1: 0, 1, 2 may be a header of column numbers"),
         (["0,1,kind", *BODY], r"row 1: 0, 1, kind may be a header of column numbers"),
+        (["1,2,3", *BODY], r"row 1: 1, 2, 3 may be a header of column numbers"),
+        (["2019.0,2020.0,2021.0", *BODY], r"may be a header of column numbers"),
+        (["f,g,label", *(f"{i},{row}" for i, row in enumerate(BODY))], r"row 2 has 4 .*row\.names=FALSE"),
+        (["sep=;", "f;g;label", "1;2;a"], r"row 1: 'sep=;?,?' is a note for Excel"),
+        (["# mine", "f,g,label", *BODY], r"first row has 1: it must be a header or a sample"),
         # Columns whose meaning is not certain.
+        (["y,f,g", *BODY], r"'y' may have the labels, or the last column, 'g'"),
+        (["class_id,f,g", *BODY], r"'class_id' may have the labels, or the last column"),
+        (["f,label_0,label_1", *BODY], r"'label_0' and 'label_1' may have the labels"),
         (["f,class,Label", *BODY], r"columns 'class' and 'Label', which all name labels"),
         (["f,f,label", *BODY], r"has the name 'f' twice"),
         (["f,g,label,", *(f"{row}," for row in BODY)], r"column 3 of the header has no name"),
@@ -129,6 +137,8 @@ BODY = [f"{i * 0.37:.2f},{i % 5},{'abc'[i % 3]}" for i in range(30)]
             ["f;g;label", "1,5;2;a", "2,5;3;b"],
             r"row 2, column 'f': '1,5' .*decimals must be written with a point",
         ),
+        (["f;g;label", "1,500;2;a", "2,500;3;b"], r"'1,500' is not .*(point|thousands)"),
+        (["f,g,label", "true,2,a"], r"'true' is not .*write 1 and 0"),
         (["1,5;2,5;a", "2,5;3,5;b"], r"may be separated by ',' or ';'"),
         ([*BODY, "NA,2,a"], r"row 31, column 0: 'NA' is not a finite number \(a missing value: fill it in"),
         (["1,1", "2,0", "3,1_0"], r"row 3, column 1: the label '1_0' is not a plain number"),
@@ -184,6 +194,12 @@ def test_columns_that_may_give_the_labels_away_are_named(tmp_path: Path, flower_
     first, second = flower_log
     assert "x.csv, column 0 numbers the rows from 0 to 29, and may give their labels away" in first
     assert "x.csv, column 2 has one value for each of 3 classes" in second
+    # An index after the rows were shuffled, one of a selection of rows, and one label of a one-hot code.
+    lines = [f"{i * 7 % 30},{i * i},{i % 2},{'abc'[i % 3]}" for i in range(30)]
+    load(write_csv(tmp_path / "y.csv", ["sample,nr,label_0,label", *lines]))
+    assert "y.csv: 'label_0' is used as a feature beside the labels" in flower_log[2]
+    assert "column 'sample' numbers the rows from 0 to 29" in flower_log[3]
+    assert "column 'nr' numbers the rows from 0 to 841" in flower_log[4]
 
 
 def test_quotation_marks_protect_a_separator(tmp_path: Path) -> None:
