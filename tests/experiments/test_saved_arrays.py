@@ -83,7 +83,7 @@ def changed(value: float) -> np.ndarray[Any, Any]:
             {"coefficients": np.eye(3, dtype=np.int64)},
             "must be floats of the shape [N, N] with N from 1, got int64 [3, 3]",
         ),
-        ({"coefficients": changed(np.nan)}, "coefficients of fedhkd must be finite"),
+        ({"coefficients": changed(np.nan)}, "array 'state/coefficients' has values that are not finite"),
         ({"coefficients": changed(np.inf)}, "coefficients of fedhkd must be finite"),
         (
             {"clients": None},
