@@ -42,6 +42,8 @@ class DataSets:
     ) -> None:
         sources = {"train_set": train_set, "test_set": test_set, "knowledge_set": knowledge_set}
         given = {name: Batches(data, **options) for name, data in sources.items() if data is not None}
+        if "train_set" not in given:
+            raise DatasetError("train_set is None: a client needs training samples")
         self.train = given["train_set"]
         if not len(self.train):
             raise DatasetError("train_set is empty: a client needs at least one training sample")

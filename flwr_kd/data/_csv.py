@@ -357,12 +357,15 @@ def _check_row_numbers(form: _Form, table: Table) -> None:
         is_index = re.sub(r"[^a-z0-9]", "", name.lower()) in _INDEX_NAMES
         consecutive = count > 1 and _numbers_rows(values)
         distinct = is_index and count >= _TELLING_ROWS and len(np.unique(values)) == count
-        span = f"from {values.min():.0f} to {values.max():.0f}" if count else ""
-        where = f"{form.path}, column {form.title(column)}"
-        text = f"{where} numbers the rows {span}, and may give their labels away"
-        if is_index and (consecutive or distinct):
+        if not (consecutive or distinct):
+            continue
+        text = (
+            f"{form.path}, column {form.title(column)} numbers the rows from {values.min():.0f} to "
+            f"{values.max():.0f}, and may give their labels away"
+        )
+        if is_index:
             raise DataError(f"{text}: remove it (in pandas: to_csv(..., index=False))")
-        if consecutive and count >= _TELLING_ROWS:
+        if count >= _TELLING_ROWS:
             warn_once(f"{text}: remove it if it is no feature")
 
 

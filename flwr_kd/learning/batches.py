@@ -213,7 +213,21 @@ class Batches:
             for chunk in chunks:
                 yield self._split(tuple(tensor[chunk] for tensor in tensors))
             return
-        yield from map(self._split, self._reader.read(chunks, seed))
+        try:
+            yield from map(self._split, self._reader.read(chunks, seed))
+        except TypeError as error:
+            # Of torch's default_collate, in this process or in a worker.
+            if "default_collate" not in str(error):
+                raise
+            found = str(error).rpartition("found ")[2] or "something else"
+            raise DatasetError(
+                f"samples must be of tensors and numbers, got {found}; {self._remedy()}"
+            ) from None
+
+    def _remedy(self) -> str:
+        if hasattr(self.dataset, "with_transform"):
+            return 'give dataset.with_format("torch"), or for pictures dataset.with_transform(...)'
+        return "give the data set a transform, such as torchvision.transforms.ToTensor(), or a collate_fn"
 
     def _split(self, batch: Any) -> tuple[Tensor, Tensor]:
         y: Any = None
@@ -232,9 +246,7 @@ class Batches:
             kinds = "pairs (x, y) or dicts" if self.labelled else "inputs, pairs (x, y) or dicts"
             raise DatasetError(f"items must be {kinds}, got {type(batch).__name__}{size}")
         if not isinstance(x, Tensor):
-            raise DatasetError(
-                f"inputs must be tensors, got {type(x).__name__}; give the data set a transform or a collate_fn"
-            )
+            raise DatasetError(f"inputs must be tensors, got {type(x).__name__}; {self._remedy()}")
         if self.dtype is not None and x.is_floating_point():
             x = x.to(self.dtype)
         if not self.labelled:
@@ -294,7 +306,10 @@ def normalize_labels(labels: Any, num_classes: int, classes: Mapping[Any, int] |
     """
     shape = tuple(getattr(labels, "shape", ()))
     if math.prod(shape[1:]) != 1:
-        raise DatasetError(f"one label per sample expected, [B] or [B, 1], got shape {list(shape)}")
+        raise DatasetError(
+            f"one label per sample expected, [B] or [B, 1], got shape {list(shape)}; for a one-hot code give its "
+            "argmax(dim=1)"
+        )
     if classes is not None:
         values = labels.reshape(-1).tolist() if isinstance(labels, Tensor) else list(labels)
         unknown = [value for value in values if _plain(value) not in classes]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from flwr_kd.config import MethodConfig
+from flwr_kd.text import first_line
 
 __all__ = ["batchnorm_frozen", "fit", "make_optimizer", "running_statistics_kept"]
 
@@ -51,6 +52,8 @@ def fit(
     ------
     FloatingPointError
         If the loss is no longer finite.
+    TypeError
+        If the model cannot compute with the dtype of the inputs.
     """
     mean = 0.0
     for _ in range(epochs):
@@ -59,21 +62,45 @@ def fit(
             size = len(batch[0])
             model.train(training)
             with batchnorm_frozen(model, when=size == 1):
-                value = loss(*batch)
+                value = _value(loss, batch)
                 optimizer.zero_grad(set_to_none=True)
                 value.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-            total, count = total + value.item() * size, count + size
+            amount = value.item()
+            if not np.isfinite(amount):
+                raise FloatingPointError(_why_not_finite(amount, batch[0]))
+            total, count = total + amount * size, count + size
         mean = total / max(count, 1)
-        if not np.isfinite(mean):
-            raise FloatingPointError(f"the training loss is {mean}: try a smaller learning-rate")
     model.eval()
     return mean
 
 
+def _value(loss: Callable[..., Tensor], batch: tuple[Tensor, ...]) -> Tensor:
+    try:
+        return loss(*batch)
+    except RuntimeError as error:
+        # torch says no more than that two dtypes differ.
+        if batch[0].is_floating_point() or "type" not in str(error):
+            raise
+        raise TypeError(
+            f"the model cannot compute with inputs of {batch[0].dtype} ({first_line(error)}): convert them in the "
+            "data set, for example by x.float() / 255 for pictures"
+        ) from error
+
+
+def _why_not_finite(loss: float, inputs: Tensor) -> str:
+    if not bool(torch.isfinite(inputs).all()):
+        return f"the training loss is {loss}, because inputs are not finite: remove or fill in missing values"
+    return f"the training loss is {loss}: try a smaller learning-rate"
+
+
 def make_optimizer(model: nn.Module, config: MethodConfig, learning_rate: float) -> torch.optim.Optimizer:
-    """Return the config's optimiser over the trainable parameters."""
+    """Return the config's optimiser over the trainable parameters; raise ValueError if there are none."""
     parameters = [p for p in model.parameters() if p.requires_grad]
+    if not parameters:
+        raise ValueError(
+            "model has no parameter that requires a gradient: set requires_grad where it is trained"
+        )
     if config.optimizer == "sgd":
         return torch.optim.SGD(
             parameters, lr=learning_rate, momentum=config.momentum, weight_decay=config.weight_decay

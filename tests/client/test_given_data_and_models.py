@@ -129,6 +129,11 @@ class TestModels:
 
 
 class TestDataSets:
+    def test_training_data_is_needed(self) -> None:
+        nothing: Any = None
+        with pytest.raises(DatasetError, match="train_set is None"):
+            FedAvgClient(net(), nothing, context=context())
+
     def test_a_samplers_rows_are_the_clients_data(self) -> None:
         train, test = (
             DataLoader(DATA, batch_size=4, sampler=SubsetRandomSampler(r)) for r in ([3, 7, 9], [1])

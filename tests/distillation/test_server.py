@@ -282,7 +282,7 @@ class TestServer:
         reads.clear()
         second = first.beside(user, "the second")
         assert reads == [0]  # to try the model
-        assert second.samples is first.samples
+        assert second.samples.dataset is first.samples.dataset
         assert second.model is not user
         assert [second.num_classes, first.called, second.called] == [CLASSES, "model", "the second"]
         assert get_weights(first.model).keys() == named(draw(0)).keys()
@@ -335,7 +335,7 @@ class TestServer:
                 DatasetError,
                 "does not go into batches",
             ),
-            (net(), Items([object()]), {}, DatasetError, "does not go into batches"),
+            (net(), Items([object()]), {}, DatasetError, "tensors and numbers, got .*object"),
             (
                 net(),
                 TensorDataset(torch.full((2, FEATURES), torch.nan)),

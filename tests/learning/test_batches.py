@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 import torch
 from items import Items
+from PIL import Image
 from torch import Tensor
 from torch.utils.data import (
     BatchSampler,
@@ -302,13 +303,19 @@ class TestItems:
             (
                 (torch.zeros(2), torch.tensor([0.0, 1.0, 0.0])),
                 {},
-                r"one label per sample .* got shape \[2, 3\]",
+                r"one label per sample .* got shape \[2, 3\]; for a one-hot code .*argmax",
             ),
+            ((Image.new("L", (2, 2)), 0), {}, r"tensors and numbers, got .*Image'>; .*ToTensor\(\)"),
         ],
     )
     def test_what_cannot_be_used(self, item: Any, options: dict[str, Any], text: str) -> None:
         with pytest.raises(DatasetError, match=text):
             list(batches(Items([item, item]), **options).ordered(2))
+
+    def test_hugging_faces_data_sets_without_a_format(self) -> None:
+        source = datasets.Dataset.from_dict({"x": [[0.0], [1.0]], "label": [0, 1]})
+        with pytest.raises(DatasetError, match=r'with_format\("torch"\)'):
+            list(batches(source).ordered(2))
 
     def test_text_labels(self) -> None:
         items = Items([(torch.zeros(1), name) for name in ("dog", "cat", "dog")])
