@@ -20,11 +20,23 @@ from flwr_kd.server.records import KDResult
 from flwr_kd.server.strategy import KDStrategy
 from flwr_kd.transport.inline_grid import InlineGrid
 
-__all__ = ["CLASSES", "FEATURES", "SHAPE", "Federation", "blobs", "numbers", "quiet", "small_model"]
+__all__ = [
+    "CLASSES",
+    "FEATURES",
+    "SHAPE",
+    "WORK_SECONDS",
+    "Federation",
+    "blobs",
+    "numbers",
+    "quiet",
+    "small_model",
+]
 
 CLASSES = 4
 FEATURES = 8
 SHAPE = (1, 4, 4)
+WORK_SECONDS = 300.0
+"""A client may work that long on a message, also where a test has a short timeout."""
 QUICK = ("local-epochs=1", "batch-size=8", "optimizer=adam", "learning-rate=0.005")
 
 
@@ -132,7 +144,7 @@ class Federation:
     ) -> tuple[KDStrategy[Any, Any], KDResult]:
         """Run some rounds; ``grid`` are options of the :class:`InlineGrid`, others of the strategy."""
         strategy = self.strategy(**options)
-        inline = InlineGrid(self.app(), self.clients, **(grid or {}))
+        inline = InlineGrid(self.app(), self.clients, **{"work_seconds": WORK_SECONDS, **(grid or {})})
         try:
             return strategy, strategy.start(inline, self.initial(), num_rounds=rounds, timeout=timeout)
         finally:

@@ -21,6 +21,7 @@ from flwr_kd.testing.mutations import mutate
 from flwr_kd.testing.payload_mutations import parts_of, payload_of
 from flwr_kd.testing.recording import HOSTILE, Scene
 from flwr_kd.transport.payload import Payload
+from flwr_kd.wording import begin_run
 
 __all__ = [
     "LONGEST_LINE",
@@ -208,6 +209,7 @@ def outcome(scene: Scene, replies: Sequence[Message | None], *, as_flower: bool 
     """
     strategy = copy.deepcopy(scene.strategy)
     strategy.stats = RoundStats(scene.server_round)
+    begin_run()  # each outcome has all its warnings
     with quiet() as lines:
         answered: list[Node] = []
         left: list[str] = []

@@ -15,7 +15,7 @@ from flwr_kd.server.records import HandshakeError, VoidRoundsError
 from flwr_kd.server.strategy import KDStrategy
 from flwr_kd.testing import inside
 from flwr_kd.testing.faults import Fault
-from flwr_kd.testing.federation import Federation, numbers, quiet
+from flwr_kd.testing.federation import WORK_SECONDS, Federation, numbers, quiet
 from flwr_kd.testing.garbage import GARBAGE
 from flwr_kd.testing.outcomes import CheckError, ensure, equal
 from flwr_kd.testing.recording import Case
@@ -153,7 +153,7 @@ def round_without_replies_changes_nothing(case: Case, kind: str) -> None:
     faults = {i: Fault(kind, frozenset({1})) for i in range(4)}
     federation = Federation(case.method_name)
     strategy = federation.strategy()
-    grid = InlineGrid(federation.app(), federation.clients, faults=faults)
+    grid = InlineGrid(federation.app(), federation.clients, faults=faults, work_seconds=WORK_SECONDS)
     result = None
     try:
         with quiet():

@@ -73,6 +73,9 @@ class InlineGrid(Grid):
         What ``context.run_config`` holds.
     seed : int
         Seed of the node ids.
+    work_seconds : float
+        A node may work at least that long on each message, whatever the strategy's timeout. Tests of what does not
+        arrive in time have short timeouts, and must not depend on how fast the machine is.
 
     Attributes
     ----------
@@ -91,6 +94,7 @@ class InlineGrid(Grid):
         faults: Mapping[int, Fault | Sequence[Fault]] | None = None,
         run_config: Mapping[str, Any] | None = None,
         seed: int = 0,
+        work_seconds: float = 0.0,
     ) -> None:
         if num_nodes < 1 or workers < 1:
             raise ConfigError(f"num_nodes and workers must be at least 1, got {num_nodes} and {workers}")
@@ -99,7 +103,7 @@ class InlineGrid(Grid):
         self._app = client_app
         self._workers = workers
         self._threads = NodeThreads(workers)
-        self._seconds = math.inf
+        self._seconds, self._work_seconds = math.inf, work_seconds
         self._stuck: dict[int, Job] = {}
         self._faults = {
             partition: tuple(fault) if isinstance(fault, Sequence) else (fault,)
@@ -176,7 +180,7 @@ class InlineGrid(Grid):
 
     def bound(self, seconds: float) -> None:
         """Set how long a node may work on each message, from the moment when it begins."""
-        self._seconds = seconds
+        self._seconds = max(seconds, self._work_seconds)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Run the ClientApp for messages that it has not seen yet, and return the replies that are there.

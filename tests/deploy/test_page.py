@@ -220,7 +220,9 @@ def test_every_block_is_run() -> None:
     assert TEXT.count("\n```bash\n") == len(BLOCK.findall(TEXT)) > 10
     assert set(re.findall(r"^```(\w*)$", TEXT, flags=re.MULTILINE)) == {"", "bash"}
     assert TEXT.count("\n```") == 2 * TEXT.count("\n```bash\n")
-    written = re.sub(r"<!-- methods: .+? -->.*?<!-- end -->", "", TEXT, flags=re.DOTALL)  # by `make pages`
+    written = re.sub(
+        r"<!-- (?:methods|results): .+? -->.*?<!-- end -->", "", TEXT, flags=re.DOTALL
+    )  # by `make pages`
     assert written.count("<!--") == len(BLOCK.findall(TEXT)) + len(COPY.findall(TEXT))
     named = {
         name for step in (*BLOCK.finditer(TEXT), *COPY.finditer(TEXT)) for name in step["scenarios"].split()

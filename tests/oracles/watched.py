@@ -28,6 +28,7 @@ from flwr_kd.config import MethodConfig
 from flwr_kd.seeding import derive_seed
 from flwr_kd.server.records import KDResult, RoundStats, VoidRoundsError
 from flwr_kd.testing.faults import Fault
+from flwr_kd.testing.federation import WORK_SECONDS
 from flwr_kd.transport.inline_grid import InlineGrid
 
 CLASSES, SHAPE, FEATURES = 3, (1, 2, 4), 8
@@ -96,7 +97,7 @@ class Watched(InlineGrid):
         after: Callable[[int, str, int, RecordDict], None] | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(app, nodes, **options)
+        super().__init__(app, nodes, **{"work_seconds": WORK_SECONDS, **options})
         self.passed: list[Passed] = []
         self.away: set[int] = set()
         self.asked = 0

@@ -23,6 +23,7 @@ from flwr_kd.client.task import Answer, Task
 from flwr_kd.server.records import Node, Outgoing, Reply
 from flwr_kd.server.strategy import KDStrategy
 from flwr_kd.testing.faults import Fault
+from flwr_kd.testing.federation import WORK_SECONDS
 from flwr_kd.transport.inline_grid import InlineGrid
 from flwr_kd.transport.payload import Payload, PayloadError, array
 from tests.tiers import first_variants
@@ -114,7 +115,7 @@ class Watched(InlineGrid):
     """Keeps what passes, and lets a test decide which nodes are there."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+        super().__init__(*args, **{"work_seconds": WORK_SECONDS, **kwargs})
         self.sent: list[Message] = []
         self.came: list[tuple[Message, int]] = []
         self.absent: set[int] = set()
@@ -208,7 +209,7 @@ class Coming(InlineGrid):
     def __init__(
         self, *args: Any, since: dict[int, int], gone: Callable[[int, int], bool], **kw: Any
     ) -> None:
-        super().__init__(*args, **kw)
+        super().__init__(*args, **{"work_seconds": WORK_SECONDS, **kw})
         self.since, self.gone, self.asked = since, gone, 0
 
     def get_node_ids(self) -> list[int]:

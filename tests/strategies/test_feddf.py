@@ -24,6 +24,7 @@ from flwr_kd.server.records import KDResult
 from flwr_kd.strategies.feddf import FedDF, FedDFClient, FedDFConfig
 from flwr_kd.strategies.fedhead import communication_cost
 from flwr_kd.testing.faults import Fault
+from flwr_kd.testing.federation import WORK_SECONDS
 from flwr_kd.testing.garbage import GARBAGE
 from flwr_kd.transport.inline_grid import InlineGrid
 
@@ -87,7 +88,11 @@ class Run:
 
         initial = ArrayRecord(net(hidden=self.hidden).state_dict())
         return self.strategy.start(
-            InlineGrid(self.app(), 4, **grid), initial, rounds, timeout=0.3, evaluate_fn=keep
+            InlineGrid(self.app(), 4, work_seconds=WORK_SECONDS, **grid),
+            initial,
+            rounds,
+            timeout=0.3,
+            evaluate_fn=keep,
         )
 
     def check(

@@ -24,6 +24,7 @@ from flwr_kd.learning.batches import DatasetError
 from flwr_kd.server.records import HandshakeError, KDResult, Node, RoundStats
 from flwr_kd.strategies.feddf import FedDF, FedDFClient, FedDFConfig, PFedDF, PFedDFClient, PFedDFConfig
 from flwr_kd.testing.faults import Fault
+from flwr_kd.testing.federation import WORK_SECONDS
 from flwr_kd.testing.garbage import GARBAGE
 from flwr_kd.transport.inline_grid import InlineGrid
 from flwr_kd.transport.template import ArrayTemplate
@@ -88,7 +89,7 @@ class PRun:
         return ClientApp(client_fn=client_fn)
 
     def start(self, rounds: int = 1, **grid: Any) -> KDResult:
-        self.grid = InlineGrid(self.app(), len(self.who), **grid)
+        self.grid = InlineGrid(self.app(), len(self.who), work_seconds=WORK_SECONDS, **grid)
         return self.strategy.start(self.grid, ArrayRecord(), rounds, timeout=0.3)
 
     def prototype(self, group: int, after: int = -1) -> dict[str, np.ndarray]:
