@@ -44,11 +44,13 @@ class FedHKDClient(KDClient[FedHKDConfig]):
         if message is None:
             return super().objective(task)
         knowledge = unpack(message, self.num_classes)
-        representations = knowledge.representations.to(self.device, self.dtype)
+        known_representations = knowledge.representations.to(self.device, self.dtype)
         predictions, known = knowledge.predictions.to(self.device), knowledge.known.to(self.device)
 
         def loss(x: Tensor, y: Tensor) -> Tensor:
             features = self.model.features(x)
+            # A model of several dtypes has one for its features.
+            representations = known_representations.to(self.dtype or features.dtype)
             total = F.cross_entropy(self.model.classify(features), y)
             if config.classifier_weight:
                 # The global representations are not training data: they must not change a BatchNorm in the head.

@@ -96,6 +96,19 @@ class TestModels:
         for array in result.arrays.to_torch_state_dict().values():
             assert array.dtype == dtypes[0]
 
+    def test_a_model_of_two_floating_dtypes(self) -> None:
+        class Mixed(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 2).double()
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                return self.last(self.first(x).relu().double())
+
+        strategy = FedHKD(local_epochs=1, min_available_nodes=2)
+        result = run(lambda _, c: FedHKDClient(Mixed(), DATA, context=c), strategy, Mixed(), rounds=2)
+        assert [r.failures for r in result.rounds] == [0, 0]
+
     def test_precision(self) -> None:
         """Training is computed in bfloat16; the model, and what is measured, is not."""
         seen = []
