@@ -7,12 +7,12 @@ OLDEST := .venv-oldest
 NEWEST := .venv-newest
 
 # What all runs of the tests have in common. ARGS comes last: `make test ARGS="-k fedhkd"`. PyTorch gets one thread per
-# process, since tests run side by side already. The second half of the workers takes the tests that start processes,
+# process, since tests run side by side already. The larger half of the workers takes the tests that start processes,
 # which mostly wait (tests/tiers.py).
 pytest    = OMP_NUM_THREADS=1 $(1)/bin/python -m pytest $(2) $(ARGS)
 QUICK    := -n 2 -m "not slow and not program and not ray and not flwr_run" --variants one --mutations 50
-TEST     := -n 4 -m "not slow" --mutations 50
-SLOW     := -n 4 -m "slow or fuzz" --mutations 500
+TEST     := -n 5 -m "not slow" --mutations 50
+SLOW     := -n 5 -m "slow or fuzz" --mutations 500
 COVERAGE := -n 4 --mutations 500 --ignore=tests/deploy --cov=flwr_kd --cov=strategies \
   --cov-report=term --cov-report=json:coverage.json
 

@@ -146,9 +146,10 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Return a scheduler by which tests that start processes overlap with the others.
 
-    The second half of the workers takes the tests that start processes first, and the first half takes the others.
-    Workers that have nothing left of their own take what the other half has. Tests with the same ``xdist_group``
-    run on one worker: ``--dist loadgroup`` of pytest-xdist 3.8 does not do that with pytest 9.2.
+    The second half of the workers, the larger one of an odd number, takes the tests that start processes first, and
+    the first half takes the others. Workers that have nothing left of their own take what the other half has. Tests
+    with the same ``xdist_group`` run on one worker: ``--dist loadgroup`` of pytest-xdist 3.8 does not do that with
+    pytest 9.2.
     """
     from xdist.scheduler import LoadScopeScheduling
 

@@ -99,7 +99,10 @@ def test_before_the_rounds(start: Start, temporary: Path) -> None:
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize(("number", "how"), [(signal.SIGINT, SINGLE), (signal.SIGTERM, GROUP_TWICE)])
+@pytest.mark.parametrize(
+    ("number", "how"),
+    [(signal.SIGINT, SINGLE), pytest.param(signal.SIGTERM, GROUP_TWICE, marks=pytest.mark.slow)],
+)
 def test_in_the_rounds_of_ray(
     start: Start, temporary: Path, number: int, how: tuple[Callable[..., None], int]
 ) -> None:

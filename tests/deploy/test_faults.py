@@ -91,6 +91,7 @@ def raised(log: str, link: Deployment, times: int) -> None:
     assert "a second line" not in log
 
 
+@pytest.mark.slow
 @pytest.mark.flwr_run
 def test_a_straggler_is_not_counted_into_a_later_round(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
