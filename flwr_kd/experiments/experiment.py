@@ -8,7 +8,8 @@ from typing import Any
 from torch import nn
 
 from flwr_kd import registry
-from flwr_kd.checks import ConfigError, number, share, whole_number
+from flwr_kd.checks import ConfigError, checked, number, share, whole_number
+from flwr_kd.client.client import PRECISIONS
 from flwr_kd.data import (
     DataSpec,
     augmentation,
@@ -77,6 +78,7 @@ class Experiment(ExperimentOptions):
         if self.own is None:
             check_data_dir(self.data_dir, self.dataset)
         resolve_device(self.device)
+        checked("precision", self.precision, str, {"choices": PRECISIONS})
         augmentation(self.augment)
         if self.attack is not None:
             parse_attack(self.attack)

@@ -110,6 +110,8 @@ class ExperimentOptions(DataOptions):
         Number of clients that run at the same time.
     device : str
         ``"auto"``, ``"cpu"``, ``"cuda"``.
+    precision : str
+        ``"float32"`` or ``"bfloat16"``, in which the clients' training is computed; see :class:`flwr_kd.KDClient`.
     augment : str
         Augmentation of training batches; see :func:`flwr_kd.data.augmentation`.
     attack : str, optional
@@ -134,6 +136,7 @@ class ExperimentOptions(DataOptions):
     backend: str = option("ray", " or ".join(BACKENDS))
     workers: int = option(2, "number of clients that run at the same time")
     device: str = option("auto", "auto, cpu or cuda")
+    precision: str = option("float32", "float32 or bfloat16, in which clients train (autocast)")
     augment: str = option("none", "none, crop or crop-flip, on training batches")
     attack: str | None = option(
         None,

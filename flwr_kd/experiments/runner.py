@@ -260,6 +260,7 @@ def build_client(method_name: str, experiment: Experiment, state_dir: str | None
         bundle.train.subset(test),
         context=context,
         device=experiment.device,
+        precision=experiment.precision,
         augment=augmentation(experiment.augment),
         **client_options(method, experiment),
     )

@@ -248,6 +248,14 @@ def test_global_accuracy_is_that_of_the_model_on_the_common_test_set() -> None:
         )(1, arrays)
 
 
+def test_training_in_reduced_precision() -> None:
+    losses = [
+        run(registry.get("fedavg"), Experiment(**SMALL, precision=precision)).rounds[0].train_loss
+        for precision in ("float32", "bfloat16")
+    ]
+    assert losses[0] != losses[1] == pytest.approx(losses[0], rel=0.01)
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [
@@ -263,6 +271,7 @@ def test_global_accuracy_is_that_of_the_model_on_the_common_test_set() -> None:
         ({"imbalance": True}, "imbalance must be a finite number from 1, got True"),
         ({"feature_dim": 0}, "feature-dim must be a whole number from 1, got 0"),
         ({"device": "tpu"}, "device must be auto, cpu"),
+        ({"precision": "float16"}, "precision must be one of float32, bfloat16, got 'float16'"),
     ],
 )
 def test_what_is_not_allowed_is_refused_at_construction(options: dict[str, Any], text: str) -> None:
