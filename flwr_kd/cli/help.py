@@ -118,7 +118,7 @@ def usage_error(error: click.UsageError) -> str:
     if isinstance(error, click.NoSuchOption):
         text = _unknown_option(error.option_name, context.command.params)
     elif "unexpected extra argument" in text and any(
-        each.name == "method" for each in context.command.params
+        parameter.name == "method" for parameter in context.command.params
     ):
         text += " for one method; `flwr-kd compare` takes several"
     return f"{text.rstrip('.')}; see `{context.command_path} --help`"

@@ -119,5 +119,5 @@ def _pixels(image: Any) -> AnyArray | None:
 
 
 def _scaled(values: AnyArray, largest: int) -> AnyArray:
-    # Of whole numbers up to 24 bits, float32's quotient is float64's, rounded; it takes a third of the memory.
+    # Whole numbers up to 24 bits have the same quotient in float32 as in float64 after rounding, in less memory.
     return np.divide(values, np.float32(largest), dtype=np.float32)

@@ -216,12 +216,12 @@ class Batches:
         try:
             yield from map(self._split, self._reader.read(chunks, seed))
         except TypeError as error:
-            # Of torch's default_collate, in this process or in a worker.
+            # torch's default_collate raises it, in this process or in a worker.
             if "default_collate" not in str(error):
                 raise
-            found = str(error).rpartition("found ")[2] or "something else"
+            kind = str(error).rpartition("found ")[2] or "something else"
             raise DatasetError(
-                f"samples must be of tensors and numbers, got {found}; {self._remedy()}"
+                f"samples must be of tensors and numbers, got {kind}; {self._remedy()}"
             ) from None
 
     def _remedy(self) -> str:

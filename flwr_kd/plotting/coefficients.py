@@ -148,7 +148,7 @@ def _range_text(weights: FloatArray, spread: float) -> str:
     """Return the smallest and the largest weight, with enough digits to tell apart what differs by the spread."""
     largest = max(float(np.abs(weights).max()), spread)
     digits = max(2, 1 + math.ceil(-math.log10(max(spread / largest, 1e-9))))
-    return " to ".join(dict.fromkeys(f"{each:.{digits}g}" for each in (weights.min(), weights.max())))
+    return " to ".join(dict.fromkeys(f"{weight:.{digits}g}" for weight in (weights.min(), weights.max())))
 
 
 def _thinned(clients: IntArray) -> list[int]:

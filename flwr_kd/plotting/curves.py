@@ -107,7 +107,7 @@ def figure(comparison: Comparison) -> Figure:
         measured = {name: curve for name, curve in curves.items() if curve[0].size}
         together = _coinciding(measured)
         for name, (rounds, values) in measured.items():
-            group = next((each for each in together if name in each), [name])
+            group = next((names for names in together if name in names), [name])
             _draw(axes, rounds, values, styles[name], below=len(group) - 1 - group.index(name))
         axes.set_title(f"{title}\n", fontsize=11)
         meaning = meaning.replace("common test set", measured_on(comparison.config))
@@ -128,9 +128,9 @@ def figure(comparison: Comparison) -> Figure:
 
 def _taking_part(comparison: Comparison) -> str:
     """Return what local accuracy is where not all clients took part in each round; else an empty text."""
-    rounds = [each for run in comparison.runs for each in run.rounds]
-    total = max((each.available or 0 for each in rounds), default=0)
-    drawn = sorted({each.participants for each in rounds if each.participants < (each.available or 0)})
+    rounds = [stats for run in comparison.runs for stats in run.rounds]
+    total = max((stats.available or 0 for stats in rounds), default=0)
+    drawn = sorted({stats.participants for stats in rounds if stats.participants < (stats.available or 0)})
     if not drawn:
         return ""
     count = str(drawn[0]) if len(drawn) == 1 else f"{drawn[0]} to {drawn[-1]}"
@@ -139,11 +139,11 @@ def _taking_part(comparison: Comparison) -> str:
 
 def _shown(comparison: Comparison) -> list[tuple[str, str, str]]:
     """Return the panels: local accuracy, and global or the server's if either was measured."""
-    rounds = [each for run in comparison.runs for each in run.rounds]
+    rounds = [stats for run in comparison.runs for stats in run.rounds]
     others = [
         panel
         for panel in (_PANELS[1], _SERVER)
-        if any(getattr(each, panel[0]) is not None for each in rounds)
+        if any(getattr(stats, panel[0]) is not None for stats in rounds)
     ]
     return [_PANELS[0], *others[:1]]
 
@@ -189,7 +189,7 @@ def _draw(
 def _curves(runs: Sequence[RunResult], metric: str) -> Curve:
     """Return the rounds ``[R]`` in which a seed has a value, and those in percent ``[S, R]``, else NaN."""
     series = [
-        {each.round: value for each in run.rounds if (value := each.of_participants(metric)) is not None}
+        {stats.round: value for stats in run.rounds if (value := stats.of_participants(metric)) is not None}
         for run in runs
     ]
     rounds = sorted(set().union(*series))

@@ -217,7 +217,7 @@ class RunResult:
         tail = self.rounds[-_LAST:]
         return {
             **{name: getattr(final, name) if final else None for name in _ACCURACIES},
-            **{f"{name}_last5": _mean(each.of_participants(name) for each in tail) for name in _ACCURACIES},
+            **{f"{name}_last5": _mean(stats.of_participants(name) for stats in tail) for name in _ACCURACIES},
             "bytes_up": _mean(result.bytes_up for result in self.rounds),
             "bytes_down": _mean(result.bytes_down for result in self.rounds),
             "seconds": statistics.median(result.seconds for result in self.rounds) if final else None,

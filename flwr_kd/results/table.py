@@ -120,15 +120,15 @@ def _clients_of(runs: Sequence[RunResult], clients: object) -> str:
     """Say whose local accuracy a method's runs have in the last round; an empty text if all clients took part."""
     last = [run.rounds[-1] for run in runs if run.rounds and run.rounds[-1].local_accuracy is not None]
     # Results of earlier versions do not name the number of clients that were there.
-    known = [each.available for each in last if each.available is not None]
+    known = [stats.available for stats in last if stats.available is not None]
     total = max(known) if known else clients
-    if not last or not isinstance(total, int) or all(each.participants >= total for each in last):
+    if not last or not isinstance(total, int) or all(stats.participants >= total for stats in last):
         return ""
-    took_part = _range([each.participants for each in last])
-    stored, received = ([len(getattr(each, name)) for each in last] for name in ("stored", "received"))
+    took_part = _range([stats.participants for stats in last])
+    stored, received = ([len(getattr(stats, name)) for stats in last] for name in ("stored", "received"))
     if not any(stored + received):
         return f"the {took_part} of {total} clients that took part in the last round"
-    measured = [len(each.clients) for each in last]
+    measured = [len(stats.clients) for stats in last]
     whole = "all" if set(measured) == {total} else f"{_range(measured)} of"
     kept = [f"{_range(stored)} with the personal model that they keep"] if any(stored) else []
     given = [f"{_range(received)} with the model that they would receive"] if any(received) else []

@@ -273,6 +273,6 @@ def evaluations(
         stats.failures += 1
 
     return [
-        (min(each.num_examples, max_examples), {"loss": each.loss, **each.metrics})
-        for _, each in read_evaluations(delivered, failed=failed)
+        (min(reply.num_examples, max_examples), {"loss": reply.loss, **reply.metrics})
+        for _, reply in read_evaluations(delivered, failed=failed)
     ]

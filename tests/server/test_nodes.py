@@ -151,15 +151,20 @@ def test_nodes_may_join_late_leave_and_come_back(toy: Any) -> None:
     assert len(grid.of_type("get_properties")) == 5
 
 
-def test_clients_that_cannot_be_built_end_the_waiting(flower_log: list[str]) -> None:
-    """Such as by a mistake in client_fn: nobody should have to wait an hour to read of it."""
-    calls = []
+def nodes_that_raise(error: Exception) -> tuple[InlineGrid, list[int]]:
+    """Return two nodes whose client_fn raises, and the list to which each call adds its node's id."""
+    calls: list[int] = []
 
     def client_fn(context: Context) -> Any:
         calls.append(context.node_id)
-        raise ValueError("no such column: price")
+        raise error
 
-    grid = InlineGrid(ClientApp(client_fn=client_fn), num_nodes=2)
+    return InlineGrid(ClientApp(client_fn=client_fn), num_nodes=2), calls
+
+
+def test_clients_that_cannot_be_built_end_the_waiting(flower_log: list[str]) -> None:
+    """Such as by a mistake in client_fn: nobody should have to wait an hour to read of it."""
+    grid, calls = nodes_that_raise(ValueError("no such column: price"))
     # Long before the timeout, which is longer than a test may take.
     with pytest.raises(HandshakeError, match=r"0 clients fit, 2 are needed; .*no such column: price"):
         FedAvg(min_available_nodes=2).start(grid, initial(), num_rounds=1, timeout=3600)
@@ -171,13 +176,7 @@ def test_clients_that_cannot_be_built_end_the_waiting(flower_log: list[str]) -> 
 
 
 def test_errors_that_may_pass_are_asked_about_three_times_before_the_waiting_ends() -> None:
-    calls = []
-
-    def client_fn(context: Context) -> Any:
-        calls.append(context.node_id)
-        raise RuntimeError("CUDA out of memory")
-
-    grid = InlineGrid(ClientApp(client_fn=client_fn), num_nodes=2)
+    grid, calls = nodes_that_raise(RuntimeError("CUDA out of memory"))
     with pytest.raises(HandshakeError, match=r"0 clients fit, 2 are needed; .*CUDA out of memory"):
         FedAvg(min_available_nodes=2).start(grid, initial(), num_rounds=1, timeout=3600)
     assert set(Counter(calls).values()) == {3}
