@@ -156,13 +156,12 @@ def _backend(experiment: Experiment, session_folder: str) -> dict[str, Any]:
     gpus = 0.0
     if resolve_device(experiment.device).type == "cuda":
         gpus = torch.cuda.device_count() / experiment.workers
-    options: dict[str, Any] = {
+    options = {
         "num_cpus": experiment.workers,
         "include_dashboard": False,
         "log_to_driver": False,
+        "_temp_dir": session_folder,
     }
-    if session_folder is not None:
-        options["_temp_dir"] = session_folder
     return {"client_resources": {"num_cpus": 1, "num_gpus": gpus, **_RESTARTS}, "init_args": options}
 
 

@@ -28,7 +28,7 @@ __all__ = ["DatasetError", "Sampling", "batch_options", "check_data_set", "is_ro
 
 _TENSORS = "torch.utils.data.TensorDataset(x, y), of tensors"
 _LONGEST = 10
-"""A sampler that yields more than so many times the data set's rows, and has no length, never ends."""
+"""Without a length, a sampler that yields more than this multiple of the data set's rows is taken for endless."""
 _FEW, _TRIALS = 100, 8
 
 
