@@ -87,6 +87,10 @@ class ArrayDataset(Dataset[tuple[Tensor, Tensor]]):
         rows = torch.from_numpy(as_indices(indices, len(self), "indices"))
         return ArrayDataset(self.x[rows], self.y[rows])
 
+    def to(self, device: torch.device) -> ArrayDataset:
+        """Return the samples on a device; the data set itself if they are there already."""
+        return self if self.x.device == device else ArrayDataset(self.x.to(device), self.y.to(device))
+
 
 @dataclass(frozen=True)
 class Bundle:

@@ -349,7 +349,7 @@ def evaluator(context: Context, run: Experiment) -> Callable[[int, ArrayRecord],
             bundle = replace(bundle, test=load_test(path, run.own))
         except DataError as error:
             raise ConfigError(f"test-path: {error}") from None
-    return evaluation.evaluator(run.build_model, bundle)
+    return evaluation.evaluator(run.build_model, bundle, device=run.device)
 
 
 def _whole(context: Context, name: str, default: int, *, least: int = 1) -> int:

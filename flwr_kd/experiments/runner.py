@@ -128,7 +128,9 @@ def run(
     initial = ArrayRecord(experiment.build_model().state_dict()) if strategy.sends_weights else ArrayRecord()
     evaluate = None
     if method.global_model:
-        evaluate = evaluator(experiment.build_model, bundle, threads=experiment.workers)
+        evaluate = evaluator(
+            experiment.build_model, bundle, threads=experiment.workers, device=experiment.device
+        )
     outcome = _Outcome()
 
     def serve(grid: Grid) -> None:

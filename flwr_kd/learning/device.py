@@ -6,11 +6,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from torch import Tensor
 
 from flwr_kd.checks import ConfigError
 from flwr_kd.text import first_line
 
-__all__ = ["one_thread", "resolve_device"]
+__all__ = ["one_thread", "placed", "resolve_device"]
+
+_SHARE = 0.25
+"""Of a GPU's memory, for the data of all processes that compute on it."""
 
 
 def resolve_device(device: str | torch.device) -> torch.device:
@@ -36,6 +40,33 @@ def resolve_device(device: str | torch.device) -> torch.device:
             f"device must be auto, cpu, cuda[:N] or mps and be there, got {device!r}{reason}"
         ) from None
     return resolved
+
+
+def placed(tensors: tuple[Tensor, ...], device: torch.device, *, processes: int = 1) -> tuple[Tensor, ...]:
+    """Return tensors on a device, where batches can be taken without copies; unchanged if they are too large.
+
+    Parameters
+    ----------
+    tensors : tuple of Tensor
+        For example a data set's inputs and labels.
+    device : torch.device
+        On a CUDA device they may take a quarter of its memory, divided by ``processes``. Of other devices PyTorch
+        does not know the memory, and any size will do.
+    processes : int
+        Number of processes that share the device, each with a copy.
+
+    Examples
+    --------
+    >>> x = torch.zeros(3)
+    >>> placed((x,), torch.device("cpu"))[0] is x
+    True
+    """
+    size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    if device.type == "cuda":
+        memory: int = torch.cuda.get_device_properties(device).total_memory
+        if size > _SHARE * memory / processes:
+            return tensors
+    return tuple(tensor.to(device) for tensor in tensors)
 
 
 @contextmanager

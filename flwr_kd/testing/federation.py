@@ -37,6 +37,7 @@ FEATURES = 8
 SHAPE = (1, 4, 4)
 WORK_SECONDS = 300.0
 """A client may work that long on a message, also where a test has a short timeout."""
+_CPU = torch.device("cpu")
 QUICK = ("local-epochs=1", "batch-size=8", "optimizer=adam", "learning-rate=0.005")
 
 
@@ -67,7 +68,7 @@ def small_model(name: str = "mlp", seed: int = 0) -> torch.nn.Module:
 class Federation:
     """The clients of one method on the inline grid, some of them malicious.
 
-    Client i has 24 + i training samples and 8 test samples.
+    Client i has ``samples`` + i training samples and 8 test samples.
 
     Parameters
     ----------
@@ -79,6 +80,10 @@ class Federation:
         What malicious clients do; see :mod:`flwr_kd.experiments.attacks`.
     attackers : collection of int
         Which clients are malicious.
+    samples, public : int
+        Number of training samples of the first client, and of public samples.
+    device : Device
+        Where clients and server compute, and where the clients' data and the public data are.
 
     Examples
     --------
@@ -88,24 +93,35 @@ class Federation:
     """
 
     def __init__(
-        self, name: str, clients: int = 4, *, attack: str | None = None, attackers: Collection[int] = ()
+        self,
+        name: str,
+        clients: int = 4,
+        *,
+        attack: str | None = None,
+        attackers: Collection[int] = (),
+        samples: int = 24,
+        public: int = 32,
+        device: torch.device = _CPU,
     ) -> None:
         self.method, self.clients = registry.get(name), clients
         self.attack, self.attackers = None if attack is None else parse_attack(attack), attackers
         self.models = ["mlp"] * clients
+        self.samples, self.public, self.device = samples, public, device
 
     def client_fn(self, context: Context) -> Any:
         """Return a client, as Flower's ``client_fn``."""
         index = int(context.node_config["partition-id"])
         attack = self.attack if index in self.attackers else None
-        train: Any = blobs(24 + index, index)
-        public: dict[str, Any] = {"public_set": blobs(32, 200)} if self.method.public_at == "clients" else {}
+        train: Any = blobs(self.samples + index, index)
+        if attack is not None:
+            train = attack.poison(train, CLASSES, index)
+        public: dict[str, Any] = {"public_set": self._public()} if self.method.public_at == "clients" else {}
         client: Any = self.method.client(
             small_model(self.models[index]),
-            train if attack is None else attack.poison(train, CLASSES, index),
-            blobs(8, 100 + index),
+            train.to(self.device),
+            blobs(8, 100 + index).to(self.device),
             context=context,
-            device="cpu",
+            device=self.device,
             **self.method.client_options,
             **public,
         )
@@ -128,10 +144,15 @@ class Federation:
             models: dict[str, Any] = {"model": small_model()}
             if self.method.heterogeneous:
                 models = {"models": [small_model(name) for name in dict.fromkeys(self.models)]}
-            options = {**models, "public_set": blobs(32, 200), "device": "cpu", **options}
+            options = {**models, "public_set": self._public(), "device": self.device, **options}
         if self.method.public_at == "synthetic":
-            options = {"model": small_model(), "input_shape": SHAPE, "device": "cpu", **options}
+            options = {"model": small_model(), "input_shape": SHAPE, "device": self.device, **options}
+        if self.method.server_device:
+            options = {"device": self.device, **options}
         return self.method.strategy(self.method.config([*QUICK, *self.method.quick, *settings]), **options)
+
+    def _public(self) -> ArrayDataset:
+        return blobs(self.public, 200).to(self.device)
 
     def initial(self) -> ArrayRecord:
         """Return the initial global arrays; empty for a method that does not use them."""

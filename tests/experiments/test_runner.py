@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord
 
 from flwr_kd import registry
 from flwr_kd.checks import ConfigError
@@ -17,10 +16,8 @@ from flwr_kd.data import DataError, load
 from flwr_kd.experiments import data, runner
 from flwr_kd.experiments.data import client_splits
 from flwr_kd.experiments.errors import SimulationError
-from flwr_kd.experiments.evaluation import evaluator
 from flwr_kd.experiments.experiment import Experiment
 from flwr_kd.experiments.runner import run
-from flwr_kd.models import build_model
 from flwr_kd.results.schema import RunResult
 from flwr_kd.server.records import RoundStats
 from flwr_kd.server.strategy import KDStrategy
@@ -221,31 +218,6 @@ def test_a_failing_server_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_fraction_of_the_clients() -> None:
     result = run(registry.get("fedavg"), Experiment(**{**SMALL, "fraction_train": 0.34}))
     assert [each.participants for each in result.rounds] == [1, 1]
-
-
-def test_global_accuracy_is_that_of_the_model_on_the_common_test_set() -> None:
-    bundle = load("digits", seed=0, limit=150)
-    model = build_model("resnet8", input_shape=bundle.input_shape, num_classes=10, seed=0)
-
-    def build() -> torch.nn.Module:
-        return build_model("resnet8", input_shape=bundle.input_shape, num_classes=10, seed=1)
-
-    evaluate = evaluator(build, bundle, batch_size=100)
-    arrays = ArrayRecord(model.state_dict())
-    metrics, again = evaluate(1, arrays), evaluate(2, arrays)
-    model.eval()
-    with torch.no_grad():
-        logits = model(bundle.test.x)
-    assert metrics is not None
-    assert metrics == again
-    assert metrics["accuracy"] == pytest.approx(float((logits.argmax(1) == bundle.test.y).float().mean()))
-    expected = float(torch.nn.functional.cross_entropy(logits, bundle.test.y))
-    assert metrics["loss"] == pytest.approx(expected, rel=1e-4)
-    # Evaluated with as many threads as workers: the same to the last bit.
-    for threads in (2, 3):
-        assert evaluator(build, bundle, batch_size=20, threads=threads)(1, arrays) == evaluator(
-            build, bundle, batch_size=20
-        )(1, arrays)
 
 
 def test_training_in_reduced_precision() -> None:
