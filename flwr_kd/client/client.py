@@ -30,6 +30,7 @@ from flwr_kd.client.task import Answer, Measured, Task
 from flwr_kd.config import ConfigT, MethodConfig
 from flwr_kd.learning.batches import Batches
 from flwr_kd.learning.device import resolve_device
+from flwr_kd.learning.fetched import Fetched
 from flwr_kd.learning.loop import fit, make_optimizer
 from flwr_kd.learning.weights import load_weights, size_of
 from flwr_kd.models import SplitModel, as_feature_model
@@ -362,13 +363,17 @@ class KDClient(NumPyClient, Generic[ConfigT]):
         def epoch() -> Iterator[tuple[Tensor, ...]]:
             source = self.train_batches.indexed if rows else self.train_batches.shuffled
             for x, *others in source(config.batch_size, order):
-                x = x.to(self.device)
+                x = self.to_device(x)
                 if self.augment is not None:
                     x = self.augment(x, views)
-                yield (x, *(other.to(self.device) for other in others))
+                yield (x, *map(self.to_device, others))
 
         count = config.local_epochs if epochs is None else epochs
         return fit(self.model, optimizer, epoch, self.in_precision(objective), epochs=count)
+
+    def to_device(self, batch: Tensor) -> Tensor:
+        """Return a batch on the client's device; from pinned memory the host does not wait for the copy."""
+        return batch.to(self.device, non_blocking=self.device.type == "cuda")
 
     def in_precision(self, objective: Objective) -> Objective:
         """Return an objective that is computed in the client's ``precision``."""
@@ -387,17 +392,19 @@ class KDClient(NumPyClient, Generic[ConfigT]):
         if self.test_batches is None or not len(self.test_batches):
             return None
         self.model.eval()
-        loss, right, near, count = 0.0, 0, 0, 0
-        several = self.num_classes > 5
+        sums: list[Tensor] = []
+        count, several = 0, self.num_classes > 5
         generator = torch_generator(self._seed, "test-items")
         for x, y in self.test_batches.ordered(batch_size, generator=generator):
-            logits, y = self.model(x.to(self.device)), y.to(self.device)
-            loss += float(F.cross_entropy(logits, y, reduction="sum"))
-            right += int((logits.argmax(dim=1) == y).sum())
-            if several:
-                near += int((logits.topk(5, dim=1).indices == y[:, None]).sum())
+            logits, y = self.model(self.to_device(x)), self.to_device(y)
+            loss = F.cross_entropy(logits, y, reduction="sum")
+            right = (logits.argmax(dim=1) == y).sum()
+            near = (logits.topk(5, dim=1).indices == y[:, None]).sum() if several else right
+            # Fetched together in the end: the host would wait for a GPU with each number.
+            sums.append(torch.stack([loss, right.to(loss.dtype), near.to(loss.dtype)]))
             count += len(y)
-        return Measured(loss / count, right / count, near / count if several else None)
+        loss, right, near = (sum(column) / count for column in zip(*torch.stack(sums).tolist(), strict=True))
+        return Measured(loss, right, near if several else None)
 
     def local_metrics(self, batch_size: int) -> dict[str, float]:
         """Return ``local-accuracy`` and, with more than 5 classes, ``local-top5``; nothing without test data."""
@@ -413,13 +420,12 @@ class KDClient(NumPyClient, Generic[ConfigT]):
         shape, ``[N, ...]``.
         """
         self.model.eval()
-        rows: list[tuple[Tensor, Tensor, Tensor]] = []
-        generator = torch_generator(self._seed, "knowledge-items")
+        rows, generator = Fetched(), torch_generator(self._seed, "knowledge-items")
         batches = self.knowledge_batches if batches is None else batches
         for x, y in batches.ordered(batch_size, generator=generator):
-            features = self.model.features(x.to(self.device))
-            rows.append((features.cpu(), self.model.classify(features).cpu(), y))
-        features, logits, labels = (torch.cat(column) for column in zip(*rows, strict=True))
+            features = self.model.features(self.to_device(x))
+            rows.add(features, self.model.classify(features), y)
+        features, logits, labels = rows.tensors()
         return features, logits, labels
 
     @torch.no_grad()

@@ -67,10 +67,13 @@ def check_finite_weights(
         if not isinstance(module, _NormBase)
         for buffer in module.buffers(recurse=False)
     }
-    for value in model.state_dict(keep_vars=True).values():
-        fine = ~torch.isnan(value) if id(value) in masks else torch.isfinite(value)
-        if not bool(fine.all()):
-            raise FloatingPointError(f"{what} are no longer finite: try a smaller {option}")
+    fine = [
+        (~torch.isnan(value) if id(value) in masks else torch.isfinite(value)).all()
+        for value in model.state_dict(keep_vars=True).values()
+    ]
+    # One answer for all arrays: the host waits for a GPU once.
+    if fine and not bool(torch.stack([one.to(fine[0].device) for one in fine]).all()):
+        raise FloatingPointError(f"{what} are no longer finite: try a smaller {option}")
 
 
 def size_of(tensors: Mapping[str, Tensor]) -> int:

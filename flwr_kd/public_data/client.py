@@ -14,6 +14,7 @@ from flwr_kd.client.client import KDClient
 from flwr_kd.client.task import Answer, Task
 from flwr_kd.distillation.samples import check_samples, digest_of, try_model
 from flwr_kd.learning.batches import Batches
+from flwr_kd.learning.fetched import Fetched
 from flwr_kd.learning.loop import fit, make_optimizer
 from flwr_kd.learning.losses import kl_divergence, soft_targets
 from flwr_kd.learning.weights import check_finite_weights
@@ -128,9 +129,11 @@ class PublicKnowledgeClient(KDClient[PublicConfigT], Generic[PublicConfigT]):
         self.model.eval()
         generator = torch_generator(self._seed, "public-items")
         batches = samples.ordered(config.public_batch_size, rows, generator=generator)
-        return torch.cat(
-            [soft_targets(self.model(x.to(self.device)), config.temperature).cpu() for x, _ in batches]
-        )
+        fetched = Fetched()
+        for x, _ in batches:
+            fetched.add(soft_targets(self.model(self.to_device(x)), config.temperature))
+        (predictions,) = fetched.tensors()
+        return predictions
 
     def distil(self, task: Task[PublicConfigT], samples: Batches, rows: Tensor, targets: Tensor) -> None:
         """Minimise the divergence KL(target ‖ prediction) on public samples (KT-pFL, equation 6).
@@ -152,11 +155,11 @@ class PublicKnowledgeClient(KDClient[PublicConfigT], Generic[PublicConfigT]):
         config = task.config
         rate = config.distill_learning_rate * config.decay_at(task.server_round)
         optimizer = make_optimizer(self.model, config, rate)
-        order = task.generator("public-order")
+        order, targets = task.generator("public-order"), targets.to(self.device)
 
         def epoch() -> Iterator[tuple[Tensor, ...]]:
             for x, _, chunk in samples.indexed(config.public_batch_size, order, rows):
-                yield x.to(self.device), targets[torch.searchsorted(rows, chunk)].to(self.device)
+                yield self.to_device(x), targets[self.to_device(torch.searchsorted(rows, chunk))]
 
         def loss(x: Tensor, target: Tensor) -> Tensor:
             mean = kl_divergence(target, self.model(x), config.temperature)

@@ -44,7 +44,7 @@ class FedGKTClient(KDClient[FedGKTConfigT], Generic[FedGKTConfigT]):
                 f"{len(self.train_batches)}"
             )
         # The labels seen in training, by sample, to detect a knowledge_set in another order.
-        self._labels = torch.full((len(self.train_batches),), -1)
+        self._labels = torch.full((len(self.train_batches),), -1, device=self.device)
 
     def wrap(self, model: nn.Module | tuple[nn.Module, nn.Module]) -> nn.Module:
         """Return a split model unchanged, and a pair as a split model."""
@@ -57,7 +57,7 @@ class FedGKTClient(KDClient[FedGKTConfigT], Generic[FedGKTConfigT]):
         beta, teacher = task.config.beta, self.teacher(task)
 
         def loss(x: Tensor, y: Tensor, rows: Tensor) -> Tensor:
-            self._labels[rows.cpu()] = y.cpu()
+            self._labels[rows] = y
             return transfer_loss(self.model(x), y, None if teacher is None else teacher[rows], beta)
 
         return loss
@@ -68,7 +68,8 @@ class FedGKTClient(KDClient[FedGKTConfigT], Generic[FedGKTConfigT]):
         features, logits, labels = self.extract(config.batch_size)
         if len(labels) != len(self._labels):
             raise DatasetError(f"collate_fn returned {len(labels)} samples of {len(self._labels)}")
-        wrong = torch.nonzero((self._labels >= 0) & (self._labels != labels)).flatten()
+        seen = self._labels.cpu()
+        wrong = torch.nonzero((seen >= 0) & (seen != labels)).flatten()
         if len(wrong):
             raise DatasetError(
                 f"knowledge_set must have the samples of train_set in the same order; {len(wrong)} labels differ, "

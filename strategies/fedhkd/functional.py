@@ -210,7 +210,10 @@ def classifier_loss(logits: Tensor, predictions: Tensor, known: Tensor, temperat
     if logits.shape != predictions.shape or known.shape != logits.shape[:1]:
         shapes = [list(tensor.shape) for tensor in (logits, predictions, known)]
         raise ValueError(f"logits and predictions must have one shape [C, C] and known [C], got {shapes}")
-    distances = safe_norm(soft_targets(logits[known], temperature) - predictions[known].detach())
+    rows = known.unsqueeze(1)
+    # Replaced before the softmax as well, whose gradient of a row that is not finite would be NaN times 0.
+    soft = soft_targets(torch.where(rows, logits, 0.0), temperature)
+    distances = safe_norm(torch.where(rows, soft - predictions.detach(), 0.0))
     return distances.sum() / known.shape[0]
 
 
@@ -236,12 +239,13 @@ def feature_loss(features: Tensor, labels: Tensor, representations: Tensor, know
     Raises
     ------
     ValueError
-        If shapes do not fit or a label is not one of the classes.
+        If shapes do not fit, or a label on the CPU is not one of the classes.
     """
     check_features(features, representations)
     index = class_index(labels, representations.shape[0])
-    used = known[index]
-    distances = safe_norm(features[used] - representations[index[used]].detach())
+    used = known[index].unsqueeze(1)
+    # Not by a mask as index, for whose size the host would wait.
+    distances = safe_norm(torch.where(used, features - representations[index].detach(), 0.0))
     return distances.sum() / max(features.shape[0], 1)
 
 

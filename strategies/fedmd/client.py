@@ -62,7 +62,7 @@ class FedMDClient(PublicKnowledgeClient[FedMDConfig]):
 
         def epoch() -> Iterator[tuple[Tensor, ...]]:
             for x, y in batches.shuffled(config.batch_size, order):
-                yield x.to(self.device), y.to(self.device)
+                yield self.to_device(x), self.to_device(y)
 
         optimizer = make_optimizer(self.model, config, config.learning_rate_at(task.server_round))
         objective = self.in_precision(self.objective(task))

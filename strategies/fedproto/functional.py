@@ -55,7 +55,11 @@ def class_means(values: Tensor, labels: Tensor, num_classes: int) -> ClassMeans:
     Raises
     ------
     ValueError
-        If shapes do not fit or a label is outside 0..C-1.
+        If shapes do not fit, or a label on the CPU is outside 0..C-1.
+
+    Notes
+    -----
+    On other devices than the CPU a value that is not finite affects the means of all classes.
 
     Examples
     --------
@@ -67,12 +71,20 @@ def class_means(values: Tensor, labels: Tensor, num_classes: int) -> ClassMeans:
             f"values [N, D] and labels [N] expected, got {list(values.shape)}, {list(labels.shape)}"
         )
     index = class_index(labels, num_classes)
-    counts = torch.bincount(index, minlength=num_classes)
     # In float64 where the device has it: a float32 sum of 50,000 equal values is wrong in the fourth digit.
     precise = values.dtype if values.device.type == "mps" else torch.float64
-    sums = values.new_zeros(num_classes, values.shape[1], dtype=precise)
-    sums = sums.index_add(0, index, values.to(precise))
+    sums, counts = _class_sums(values.to(precise), index, num_classes)
     return ClassMeans((sums / counts.clamp(min=1).unsqueeze(1)).to(values.dtype), counts)
+
+
+def _class_sums(values: Tensor, index: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
+    """Return the sum of each class's rows ``[C, D]``, and their number ``[C]``."""
+    if values.device.type == "cpu":
+        sums = values.new_zeros(num_classes, values.shape[1])
+        return sums.index_add(0, index, values), torch.bincount(index, minlength=num_classes)
+    # A GPU adds the rows of index_add in any order, and bincount lets the host wait.
+    members = torch.arange(num_classes, device=index.device).unsqueeze(1) == index
+    return members.to(values.dtype) @ values, members.sum(dim=1)
 
 
 def class_index(labels: Tensor, num_classes: int) -> Tensor:
@@ -81,12 +93,15 @@ def class_index(labels: Tensor, num_classes: int) -> Tensor:
     Raises
     ------
     ValueError
-        If the labels are not whole numbers in 0..C-1.
+        If the labels are not of an integer type, or one on the CPU is not in 0..C-1. On other devices the range is
+        not checked, since the host would wait for the answer.
     """
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
         raise ValueError(f"labels must be of an integer type, got {labels.dtype}")
     index = labels.long()
-    if index.numel() and not (int(index.min()) >= 0 and int(index.max()) < num_classes):
+    if index.device.type != "cpu" or not index.numel():
+        return index
+    if not (int(index.min()) >= 0 and int(index.max()) < num_classes):
         raise ValueError(
             f"labels must be in 0..{num_classes - 1}, got {int(index.min())}..{int(index.max())}"
         )
@@ -161,12 +176,13 @@ def prototype_loss(features: Tensor, labels: Tensor, prototypes: Tensor, known: 
     Raises
     ------
     ValueError
-        If shapes do not fit or a label is not one of the classes.
+        If shapes do not fit, or a label on the CPU is not one of the classes.
     """
     check_features(features, prototypes)
     local = class_means(features, labels, prototypes.shape[0])
-    used = known & (local.counts > 0)
-    return safe_norm(local.means[used] - prototypes[used].detach()).sum()
+    used = (known & (local.counts > 0)).unsqueeze(1)
+    # Not by a mask as index, for whose size the host would wait.
+    return safe_norm(torch.where(used, local.means - prototypes.detach(), 0.0)).sum()
 
 
 def check_features(features: Tensor, prototypes: Tensor) -> None:
