@@ -17,6 +17,7 @@ from flwr_kd.seeding import seed_of_state
 
 __all__ = ["Batches", "DatasetError", "into_batches", "normalize_labels"]
 
+Keys = list[Any] | Tensor
 _LABEL_KEYS = ("label", "labels", "y", "target", "targets", "fine_label", "class")
 _INPUT_KEYS = ("image", "img", "pixel_values", "x", "input", "inputs", "features", "data")
 
@@ -81,6 +82,8 @@ class Batches:
         self._rows = None if self._sampling is None else self._sampling.rows
         self._places: dict[int, int] | None = None
         self._reader = Reader(dataset, self.loader)
+        self._tensors = _tensors(dataset, labelled=labelled) if self.loader is None else None
+        self._labels: Tensor | None = None
 
     def __len__(self) -> int:
         size: int = len(self.dataset) if self._rows is None else len(self._rows)
@@ -139,10 +142,11 @@ class Batches:
 
     def _epoch(
         self, batch_size: int, generator: torch.Generator, rows: Tensor | None = None
-    ) -> Iterator[tuple[list[Any], tuple[Tensor, Tensor]]]:
+    ) -> Iterator[tuple[Keys, tuple[Tensor, Tensor]]]:
         seed = seed_of_state(generator)
         size, drop_last = batch_options(self.loader, batch_size)
         sampling = self._sampling
+        chunks: Sequence[Keys]
         if rows is None and sampling is not None and (sampling.batches or sampling.rows is None):
             chunks = sampling.epoch(int(torch.randint(2**62, (), generator=generator)))
             if not sampling.batches:
@@ -168,13 +172,15 @@ class Batches:
         that is the same in each pass.
         """
         rows = torch.arange(len(self)) if rows is None else rows
-        chunks = [self._keys(chunk) for chunk in torch.split(rows, batch_size)] if len(rows) else []
+        chunks: list[Keys] = (
+            [self._keys(chunk) for chunk in torch.split(rows, batch_size)] if len(rows) else []
+        )
         yield from self._fetch(chunks, 0 if generator is None else seed_of_state(generator))
 
     def example(self) -> Tensor:
         """Return the first sample's input as a batch of one; the data set must not be empty."""
-        keys = self._keys(torch.zeros(1, dtype=torch.int64))
-        x, _ = self._split(next(self._reader.read([keys], 0, few=True)))
+        key = 0 if self._rows is None else self._rows[0]
+        x, _ = self._split(next(self._reader.read([[key]], 0, few=True)))
         return x
 
     def close(self) -> None:
@@ -191,12 +197,16 @@ class Batches:
         """
         return self._key(item, self.label_key, _LABEL_KEYS, "label_key")
 
-    def _keys(self, positions: Tensor) -> list[int]:
-        """Return the data set's rows at some positions."""
+    def _keys(self, positions: Tensor) -> Keys:
+        """Return the data set's rows at some positions; a tensor of them where the data set consists of tensors."""
+        if self._tensors is not None:
+            return positions
         keys: list[int] = positions.tolist()
         return keys if self._rows is None else [self._rows[position] for position in keys]
 
-    def _positions(self, keys: list[Any]) -> Tensor:
+    def _positions(self, keys: Keys) -> Tensor:
+        if isinstance(keys, Tensor):
+            return keys
         if self._places is None:
             self._places = {} if self._rows is None else {row: i for i, row in enumerate(self._rows)}
         if not all(map(is_row, keys)):
@@ -207,14 +217,16 @@ class Batches:
         rows = [int(key) % len(self.dataset) for key in keys]
         return torch.tensor(rows if self._rows is None else [self._places[row] for row in rows])
 
-    def _fetch(self, chunks: list[list[Any]], seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-        tensors = _tensors(self.dataset) if self.loader is None else None
-        if tensors is not None and (len(tensors) == 2 or not self.labelled):
+    def _fetch(self, chunks: Sequence[Keys], seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+        if self._tensors is not None:
+            inputs, labels = self._tensors[0], self._checked_labels()
             for chunk in chunks:
-                yield self._split(tuple(tensor[chunk] for tensor in tensors))
+                x = inputs[chunk]
+                yield self._converted(x), labels[chunk] if self.labelled else _no_labels(x)
             return
         try:
-            yield from map(self._split, self._reader.read(chunks, seed))
+            lists = [list(chunk) for chunk in chunks]
+            yield from map(self._split, self._reader.read(lists, seed))
         except TypeError as error:
             # torch's default_collate raises it, in this process or in a worker.
             if "default_collate" not in str(error):
@@ -247,11 +259,19 @@ class Batches:
             raise DatasetError(f"items must be {kinds}, got {type(batch).__name__}{size}")
         if not isinstance(x, Tensor):
             raise DatasetError(f"inputs must be tensors, got {type(x).__name__}; {self._remedy()}")
-        if self.dtype is not None and x.is_floating_point():
-            x = x.to(self.dtype)
-        if not self.labelled:
-            return x, torch.zeros(len(x), dtype=torch.int64)
-        return x, normalize_labels(y, self.num_classes, self.classes)
+        x = self._converted(x)
+        return x, normalize_labels(y, self.num_classes, self.classes) if self.labelled else _no_labels(x)
+
+    def _converted(self, x: Tensor) -> Tensor:
+        return x if self.dtype is None or not x.is_floating_point() else x.to(self.dtype)
+
+    def _checked_labels(self) -> Tensor:
+        """Return all labels of a data set that consists of tensors, checked once; empty if they are ignored."""
+        if self._labels is None:
+            assert self._tensors is not None
+            labels = self._tensors[1] if self.labelled else ()
+            self._labels = normalize_labels(labels, self.num_classes, self.classes)
+        return self._labels
 
     @staticmethod
     def _key(batch: Mapping[str, Any], given: str | None, usual: tuple[str, ...], option: str) -> str:
@@ -339,10 +359,14 @@ def _plain(value: Any) -> Any:
     return value.item() if hasattr(value, "item") else value
 
 
-def _tensors(dataset: Any) -> tuple[Tensor, ...] | None:
+def _no_labels(x: Tensor) -> Tensor:
+    return torch.zeros(len(x), dtype=torch.int64)
+
+
+def _tensors(dataset: Any, *, labelled: bool) -> tuple[Tensor, ...] | None:
     """Return the tensors of a data set that consists of tensors only: indexing them per batch is much faster."""
     # A subclass may define other items.
     whole = type(dataset) is TensorDataset or getattr(type(dataset), "items_are_rows_of_tensors", False)
-    if whole and len(dataset.tensors) in (1, 2):
+    if whole and (len(dataset.tensors) == 2 or (len(dataset.tensors) == 1 and not labelled)):
         return tuple(dataset.tensors)
     return None

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -57,22 +57,36 @@ def fit(
     """
     mean = 0.0
     for _ in range(epochs):
-        total, count = 0.0, 0
+        # Fetched together at the end: a number per step would make a GPU wait for each of them.
+        amounts: list[Tensor] = []
+        sizes: list[int] = []
+        model.train(training)
         for batch in epoch():
             size = len(batch[0])
-            model.train(training)
+            # A loss may put the model into eval mode. This looks at one module, and train() at all.
+            if model.training is not training:
+                model.train(training)
             with batchnorm_frozen(model, when=size == 1):
                 value = _value(loss, batch)
                 optimizer.zero_grad(set_to_none=True)
                 value.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-            amount = value.item()
-            if not np.isfinite(amount):
-                raise FloatingPointError(_why_not_finite(amount, batch[0]))
-            total, count = total + amount * size, count + size
-        mean = total / max(count, 1)
+            amounts.append(value.detach())
+            sizes.append(size)
+        mean = _mean_loss(amounts, sizes, epoch)
     model.eval()
     return mean
+
+
+def _mean_loss(
+    amounts: list[Tensor], sizes: list[int], epoch: Callable[[], Iterable[tuple[Tensor, ...]]]
+) -> float:
+    """Return the mean per sample of the losses of an epoch's batches; refuse one that is not finite."""
+    losses: list[float] = torch.stack(amounts).tolist() if amounts else []
+    wrong = next((amount for amount in losses if not math.isfinite(amount)), None)
+    if wrong is not None:
+        raise FloatingPointError(_why_not_finite(wrong, epoch()))
+    return sum(amount * size for amount, size in zip(losses, sizes, strict=True)) / max(sum(sizes), 1)
 
 
 def _value(loss: Callable[..., Tensor], batch: tuple[Tensor, ...]) -> Tensor:
@@ -88,8 +102,8 @@ def _value(loss: Callable[..., Tensor], batch: tuple[Tensor, ...]) -> Tensor:
         ) from error
 
 
-def _why_not_finite(loss: float, inputs: Tensor) -> str:
-    if not bool(torch.isfinite(inputs).all()):
+def _why_not_finite(loss: float, batches: Iterable[tuple[Tensor, ...]]) -> str:
+    if not all(bool(torch.isfinite(inputs).all()) for inputs, *_ in batches):
         return f"the training loss is {loss}, because inputs are not finite: remove or fill in missing values"
     return f"the training loss is {loss}: try a smaller learning-rate"
 
@@ -101,11 +115,16 @@ def make_optimizer(model: nn.Module, config: MethodConfig, learning_rate: float)
         raise ValueError(
             "model has no parameter that requires a gradient: set requires_grad where it is trained"
         )
+    kind: Callable[..., torch.optim.Optimizer] = torch.optim.Adam
+    options = {"lr": learning_rate, "weight_decay": config.weight_decay}
     if config.optimizer == "sgd":
-        return torch.optim.SGD(
-            parameters, lr=learning_rate, momentum=config.momentum, weight_decay=config.weight_decay
-        )
-    return torch.optim.Adam(parameters, lr=learning_rate, weight_decay=config.weight_decay)
+        kind, options = torch.optim.SGD, {**options, "momentum": config.momentum}
+    # The fused step, one kernel for all parameters, takes no sparse gradients.
+    if not any(getattr(module, "sparse", False) for module in model.modules()):
+        # PyTorch refuses it on devices and for dtypes that it has no kernel for.
+        with suppress(RuntimeError):
+            return kind(parameters, fused=True, **options)
+    return kind(parameters, **options)
 
 
 @contextmanager
@@ -114,10 +133,7 @@ def batchnorm_frozen(model: nn.Module, *, when: bool = True) -> Iterator[None]:
 
     For a batch of a single sample, on which BatchNorm cannot train, and for inputs that are not training data.
     """
-    layers = _training_batchnorms(model)
-    if not when or not layers:
-        yield
-        return
+    layers = _training_batchnorms(model) if when else []
     for layer in layers:
         layer.eval()
     try:

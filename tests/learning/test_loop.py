@@ -37,3 +37,83 @@ def test_inputs_that_cannot_be_trained_on(x: Tensor, error: Any, text: str) -> N
 def test_a_model_without_trainable_parameters() -> None:
     with pytest.raises(ValueError, match="no parameter that requires a gradient"):
         make_optimizer(nn.Linear(2, 2).requires_grad_(False), CONFIG, 0.1)
+
+
+def test_the_mean_loss_is_that_of_the_samples_in_the_last_epoch() -> None:
+    losses = iter([9.0, 9.0, 1.0, 4.0])
+    model = nn.Linear(2, 2)
+    optimizer = make_optimizer(model, CONFIG, 0.1)
+
+    def epoch() -> list[tuple[Tensor, ...]]:
+        return [(torch.ones(3, 2),), (torch.ones(1, 2),)]
+
+    mean = fit(model, optimizer, epoch, lambda x: model(x).sum() * 0 + next(losses), epochs=2)
+    assert mean == (1.0 * 3 + 4.0) / 4
+
+
+@pytest.mark.parametrize("epochs", [0, 1])
+def test_nothing_to_train_on(epochs: int) -> None:
+    model = nn.Linear(2, 2)
+    assert fit(model, make_optimizer(model, CONFIG, 0.1), list, lambda x: model(x).sum(), epochs=epochs) == 0
+
+
+def test_a_loss_that_is_not_finite_for_a_while_is_refused() -> None:
+    factors = iter([1.0, float("inf"), 1.0])
+    model = nn.Linear(2, 2)
+    optimizer = make_optimizer(model, CONFIG, 0.1)
+    with pytest.raises(FloatingPointError, match=r"the training loss is .*try a smaller learning-rate"):
+        fit(
+            model,
+            optimizer,
+            lambda: [(torch.ones(3, 2),)] * 3,
+            lambda x: (model(x) * next(factors, 1.0)).sum(),
+            epochs=1,
+        )
+
+
+def test_a_loss_may_put_the_model_into_eval_mode() -> None:
+    model, modes = nn.Sequential(nn.Linear(2, 2), nn.Dropout()), []
+
+    def loss(x: Tensor) -> Tensor:
+        modes.append([module.training for module in model.modules()])
+        return model.eval()(x).sum()
+
+    fit(model, make_optimizer(model, CONFIG, 0.1), lambda: [(torch.ones(3, 2),)] * 2, loss, epochs=2)
+    assert modes == [[True] * 3] * 4
+    assert not model.training
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_the_fused_step_is_that_of_the_plain_one(optimizer: str) -> None:
+    config = FedAvg(
+        optimizer=optimizer, momentum=0.9 if optimizer == "sgd" else 0.0, weight_decay=0.01
+    ).config
+    model = nn.Linear(3, 2)
+    plain = nn.Linear(3, 2)
+    plain.load_state_dict(model.state_dict())
+    ours = make_optimizer(model, config, 0.1)
+    assert ours.defaults["fused"]
+    options = {key: value for key, value in ours.defaults.items() if key != "fused"}
+    theirs = type(ours)(plain.parameters(), **options)
+    for step in range(5):
+        for net, steps in ((model, ours), (plain, theirs)):
+            steps.zero_grad()
+            net(torch.full((4, 3), float(step))).square().sum().backward()
+            steps.step()
+    for mine, other in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(mine, other)
+
+
+def test_sparse_gradients_have_the_plain_step() -> None:
+    model = nn.Sequential(nn.Embedding(5, 3, sparse=True), nn.Flatten(), nn.Linear(6, 2))
+    before = model[0].weight.detach().clone()
+    optimizer = make_optimizer(model, FedAvg(optimizer="sgd").config, 0.1)
+    fit(
+        model,
+        optimizer,
+        lambda: [(torch.tensor([[0, 1], [2, 3]]),)],
+        lambda x: model(x).square().sum(),
+        epochs=1,
+    )
+    assert not torch.equal(model[0].weight[:4], before[:4])
+    assert torch.equal(model[0].weight[4], before[4])
