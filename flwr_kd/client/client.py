@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Generic
 import numpy.typing as npt
 import torch
 from flwr.app import Context
-from flwr.client import NumPyClient
+from flwr.client import Client, NumPyClient
 from flwr.common.logger import log
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -27,7 +27,9 @@ from flwr_kd.client.flower_mods import CLIPPING, active_mods, check_mods
 from flwr_kd.client.own_model import own_model
 from flwr_kd.client.personal_state import PersonalState, StateError
 from flwr_kd.client.task import Answer, Measured, Task
+from flwr_kd.client.wire_client import WireClient
 from flwr_kd.config import ConfigT, MethodConfig
+from flwr_kd.learning.allocator import keep_freed_memory
 from flwr_kd.learning.batches import Batches
 from flwr_kd.learning.device import resolve_device
 from flwr_kd.learning.fetched import Fetched
@@ -112,9 +114,10 @@ class KDClient(NumPyClient, Generic[ConfigT]):
         augment: Callable[[Tensor, torch.Generator], Tensor] | None = None,
         precision: str = "float32",
     ) -> None:
+        keep_freed_memory()
         self.device = resolve_device(device)
         self.precision = checked("precision", precision, str, {"choices": PRECISIONS})
-        self.model: Any = self.wrap(own_model(model, context)).to(self.device)
+        self.model: Any = self.wrap(own_model(model, context, self)).to(self.device)
         check_dtypes(self.model.state_dict())
         self.num_classes = _size_of(self.model, "num_classes")
         check_outputs(self.num_classes)
@@ -249,6 +252,10 @@ class KDClient(NumPyClient, Generic[ConfigT]):
             metrics = {**measured.metrics(), flower_records.STORED: float(self._has_own)}
         return measured.loss, len(self.test_batches), metrics
 
+    def to_client(self) -> Client:
+        """Return the client in the form in which a ``client_fn`` hands it to Flower."""
+        return WireClient(self)
+
     def close(self) -> None:
         """End the workers that loaders with ``persistent_workers`` have kept; they start again when needed."""
         self.data_sets.close()
@@ -312,7 +319,7 @@ class KDClient(NumPyClient, Generic[ConfigT]):
             raise PayloadError(f"{len(arrays)} arrays came, expected {len(names)}")
         received = dict(zip(names, arrays, strict=True))
         template = ArrayTemplate.of_ndarrays(mine)
-        difference = template.difference(ArrayTemplate.of_ndarrays(received))
+        difference = template.difference_in_shapes({name: value.shape for name, value in received.items()})
         if difference is not None:
             raise PayloadError(f"the server's model does not fit this client's: {difference}")
         checked = template.check([received[name] for name in template.names])

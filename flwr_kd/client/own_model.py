@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from weakref import WeakKeyDictionary
 
 from flwr.app import Context
@@ -9,14 +10,38 @@ from torch import nn
 
 from flwr_kd.checks import ConfigError
 from flwr_kd.models.given import Model, plain_model, private_copy
+from flwr_kd.models.reused import ModelPool
 
-__all__ = ["own_model"]
+__all__ = ["LentModel", "own_model"]
 
 _NOT_COPIED: WeakKeyDictionary[nn.Module, tuple[int, int]] = WeakKeyDictionary()
 """Which client (of a run) trains a model that cannot be copied."""
 
 
-def own_model(model: Model, context: Context) -> Model:
+class LentModel:
+    """In place of a client's model: one that the process builds once, and lends to one client after the other.
+
+    For clients that live for one message, as those of the runner, and are not asked for their model after it.
+
+    Parameters
+    ----------
+    pool : ModelPool
+        Of the process.
+    key : hashable
+        Everything that the model depends on.
+    build : callable
+        Returns a model that no other code has, and that need not be checked.
+    """
+
+    def __init__(self, pool: ModelPool, key: Hashable, build: Callable[[], nn.Module]) -> None:
+        self._pool, self._key, self._build = pool, key, build
+
+    def lend_to(self, client: object) -> nn.Module:
+        """Return a model that is the client's as long as the client is referenced."""
+        return self._pool.lend(self._key, self._build, client)
+
+
+def own_model(model: Model | LentModel, context: Context, client: object) -> Model:
     """Return a client's own copy of a model, so that clients in one process may be given the same object.
 
     What a user changes in the model between two runs counts, and a run changes nothing in it. A model that cannot
@@ -29,6 +54,8 @@ def own_model(model: Model, context: Context) -> Model:
     TypeError, ValueError
         If the model cannot be used; see :func:`flwr_kd.models.given.plain_model`.
     """
+    if isinstance(model, LentModel):
+        return model.lend_to(client)
     model = plain_model(model)
     try:
         return private_copy(model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
@@ -18,7 +19,7 @@ from flwr_kd.data import (
 )
 from flwr_kd.experiments.attacks import ATTACKS, draw_attackers, parse_attack
 from flwr_kd.experiments.data import bundle_of
-from flwr_kd.experiments.options import BACKENDS, ExperimentOptions
+from flwr_kd.experiments.options import BACKENDS, DataOptions, ExperimentOptions
 from flwr_kd.learning.device import resolve_device
 from flwr_kd.models import MODELS, build_model
 from flwr_kd.seeding import derive_seed
@@ -152,6 +153,11 @@ class Experiment(ExperimentOptions):
             )
         except ValueError as error:
             raise ConfigError(f"model {name} does not fit {bundle.name}: {error}") from None
+
+    def model_key(self, index: int = 0) -> Hashable:
+        """Return everything that :meth:`build_model` depends on."""
+        data = DataOptions.part_of(self)
+        return self.models[index % len(self.models)], self.feature_dim, self.seed, self.own, data
 
 
 def attacker_ids(experiment: Experiment) -> frozenset[int]:

@@ -137,7 +137,7 @@ class ClientData(NamedTuple):
     Attributes
     ----------
     model : nn.Module
-        Initial; the same for all clients of one architecture.
+        Initial; the same object for all clients of one architecture in a process. Clients train copies.
     train_set, test_set : ArrayDataset
         In the same order for every message.
     """
@@ -169,15 +169,21 @@ def client_data(context: Context) -> ClientData:
     run = experiment(context, clients=1)
     if run.own is not None:
         train, test = _own_data(_data_path(context), run.own, run.seed)
-        return ClientData(run.build_model(_model_index(context, run, 0)), train, test)
+        return ClientData(_initial_model(run, _model_index(context, run, 0) % len(run.models)), train, test)
     index, clients = _part_of(context)
     run = experiment(context, clients)
     samples, (train_rows, test_rows) = bundle_of(run).train, client_splits(run)[index]
     return ClientData(
-        run.build_model(_model_index(context, run, index)),
+        _initial_model(run, _model_index(context, run, index) % len(run.models)),
         samples.subset(train_rows),
         samples.subset(test_rows),
     )
+
+
+# For the architectures of one run.
+@functools.lru_cache(maxsize=8)
+def _initial_model(run: Experiment, index: int) -> nn.Module:
+    return run.build_model(index)
 
 
 def public_options(context: Context, method: registry.Method) -> dict[str, Any]:

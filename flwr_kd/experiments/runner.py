@@ -18,6 +18,7 @@ from flwr.serverapp import Grid
 from torch.utils.data import Dataset
 
 from flwr_kd import registry
+from flwr_kd.client.own_model import LentModel
 from flwr_kd.config import MethodConfig
 from flwr_kd.data import (
     Bundle,
@@ -34,6 +35,7 @@ from flwr_kd.experiments.ray_backend import run_ray
 from flwr_kd.experiments.run_folder import CHECKPOINT_SECONDS, RunFolder
 from flwr_kd.learning.device import one_thread
 from flwr_kd.learning.weights import size_of
+from flwr_kd.models.reused import ModelPool
 from flwr_kd.results.schema import RoundResult, RunResult
 from flwr_kd.seeding import derive_seed
 from flwr_kd.server.checkpoint import Checkpoint
@@ -52,6 +54,7 @@ __all__ = [
     "server_options",
 ]
 
+_MODELS = ModelPool()
 LARGE_STATE = 10 * 10**6
 """Bytes of a personal model beyond which it is kept in a file, and not in Flower's client state."""
 
@@ -256,8 +259,10 @@ def build_client(method_name: str, experiment: Experiment, state_dir: str | None
         attack = parse_attack(experiment.attack)
         seed = derive_seed(experiment.seed, "attack", index)
         train_set = attack.poison(train_set, bundle.num_classes, seed)
+    build = functools.partial(experiment.build_model, index)
+    model: Any = LentModel(_MODELS, experiment.model_key(index), build)
     client: NumPyClient = method.client(
-        experiment.build_model(index),
+        model,
         train_set,
         bundle.train.subset(test),
         context=context,

@@ -28,7 +28,24 @@ def get_weights(model: nn.Module) -> dict[str, NDArray]:
 
 def load_weights(model: nn.Module, weights: Mapping[str, NDArray]) -> None:
     """Load named arrays into a model; names and shapes must be the model's."""
-    model.load_state_dict({name: torch.from_numpy(np.array(value)) for name, value in weights.items()})
+    model.load_state_dict({name: _as_tensor(value) for name, value in weights.items()})
+
+
+def _as_tensor(value: NDArray) -> Tensor:
+    """Return a tensor to read from, of the array's own memory; torch warns of arrays that cannot be written to."""
+    value = np.asarray(value)
+    if not value.flags.writeable and value.size:
+        value = np.asarray(_Writable(value))
+    return torch.from_numpy(value)
+
+
+class _Writable:
+    """An array as numpy sees another's memory, without the mark that it cannot be written to."""
+
+    def __init__(self, value: NDArray) -> None:
+        interface = value.__array_interface__
+        self.__array_interface__ = {**interface, "data": (interface["data"][0], False)}
+        self._value = value
 
 
 def check_finite_weights(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
@@ -76,9 +77,15 @@ def _has_sample_gradients(model: nn.Module) -> bool:
     """Return whether a model has what per-sample gradients need: hooks, or a place for them at its parameters."""
     return any(
         hasattr(module, "autograd_grad_sample_hooks")
-        or any("gradsample" in _source(code) for code in (*type(module).__mro__, *_hooks(module)))
+        or _is_for_sample_gradients(type(module))  # type: ignore[arg-type]
+        or any("gradsample" in _source(code) for code in _hooks(module))
         for module in model.modules()
     ) or any(hasattr(parameter, "grad_sample") for parameter in model.parameters())
+
+
+@functools.cache
+def _is_for_sample_gradients(kind: type[nn.Module]) -> bool:
+    return any("gradsample" in _source(code) for code in kind.__mro__)
 
 
 def _hooks(module: nn.Module) -> Iterator[object]:

@@ -13,6 +13,7 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from flwr_kd.checks import ConfigError
+from flwr_kd.learning.allocator import keep_freed_memory
 from flwr_kd.server.checkpoint import CHECKPOINT, Checkpoint, CheckpointWriter, partitions_of
 from flwr_kd.server.last_round import measure_others
 from flwr_kd.server.measurements import mean_evaluation, summarise
@@ -109,6 +110,7 @@ class Run:
         evaluate_fn: EvaluateFn | None = None,
     ) -> KDResult:
         """Wait for the clients, and run all rounds; see :meth:`flwr_kd.KDStrategy.start`."""
+        keep_freed_memory()
         strategy, result = self.strategy, KDResult()
         result.arrays = arrays
         self._evaluate_at_server(evaluate_fn, first_round - 1, arrays, result)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -12,10 +13,12 @@ from flwr.app import ArrayRecord, Context
 from flwr.clientapp import ClientApp
 
 from flwr_kd import registry
+from flwr_kd.client.own_model import LentModel
 from flwr_kd.data import ArrayDataset
 from flwr_kd.experiments.attacks import parse_attack
 from flwr_kd.experiments.malicious_client import MaliciousClient
 from flwr_kd.models import build_model
+from flwr_kd.models.reused import ModelPool
 from flwr_kd.server.records import KDResult
 from flwr_kd.server.strategy import KDStrategy
 from flwr_kd.transport.inline_grid import InlineGrid
@@ -38,6 +41,7 @@ SHAPE = (1, 4, 4)
 WORK_SECONDS = 300.0
 """A client may work that long on a message, also where a test has a short timeout."""
 _CPU = torch.device("cpu")
+_POOL = ModelPool()
 QUICK = ("local-epochs=1", "batch-size=8", "optimizer=adam", "learning-rate=0.005")
 
 
@@ -85,6 +89,13 @@ class Federation:
     device : Device
         Where clients and server compute, and where the clients' data and the public data are.
 
+    Attributes
+    ----------
+    models : list of str
+        The clients' models, see :func:`small_model`.
+    pool : ModelPool or None
+        Lends the clients their models, built once per process; None builds one for each message.
+
     Examples
     --------
     >>> strategy, result = Federation("fedavg").run(rounds=1)
@@ -107,6 +118,7 @@ class Federation:
         self.attack, self.attackers = None if attack is None else parse_attack(attack), attackers
         self.models = ["mlp"] * clients
         self.samples, self.public, self.device = samples, public, device
+        self.pool: ModelPool | None = _POOL
 
     def client_fn(self, context: Context) -> Any:
         """Return a client, as Flower's ``client_fn``."""
@@ -116,8 +128,11 @@ class Federation:
         if attack is not None:
             train = attack.poison(train, CLASSES, index)
         public: dict[str, Any] = {"public_set": self._public()} if self.method.public_at == "clients" else {}
+        name = self.models[index]
+        build = functools.partial(small_model, name)
+        model: Any = build() if self.pool is None else LentModel(self.pool, (small_model, name), build)
         client: Any = self.method.client(
-            small_model(self.models[index]),
+            model,
             train.to(self.device),
             blobs(8, 100 + index).to(self.device),
             context=context,

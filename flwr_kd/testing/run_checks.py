@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from flwr.app import ArrayRecord
 
+from flwr_kd.models.reused import ModelPool
 from flwr_kd.server.records import HandshakeError, VoidRoundsError
 from flwr_kd.server.strategy import KDStrategy
 from flwr_kd.testing import inside
@@ -30,6 +31,7 @@ __all__ = [
     "models_may_differ",
     "node_ids_do_not_matter",
     "resumed_run_equals",
+    "reused_models_give_the_same_numbers",
     "round_without_replies_changes_nothing",
     "same_seed_same_numbers",
     "state_survives_save_and_resume",
@@ -211,6 +213,19 @@ def threads_give_the_same_numbers(case: Case) -> None:
     """Check that clients in threads give the same numbers as clients in turn."""
     one, three = (numbers(Federation(case.method_name).run(grid={"workers": n})[1]) for n in (1, 3))
     ensure(one == three, "3 threads give other numbers than 1", "the same numbers")
+
+
+def reused_models_give_the_same_numbers(case: Case) -> None:
+    """Check that clients which are lent one model after the other give the numbers of clients that build theirs."""
+    runs = {}
+    for pool in (None, ModelPool()):
+        fed = Federation(case.method_name)
+        fed.pool = pool
+        runs[pool] = numbers(fed.run()[1])
+        if pool is not None:
+            equal("the models that were built for clients in turn", pool.size, len(set(fed.models)))
+    first, second = runs.values()
+    equal("the numbers with reused models", second, first)
 
 
 def _same_state(a: KDStrategy[Any, Any], b: KDStrategy[Any, Any]) -> bool:

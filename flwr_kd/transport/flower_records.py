@@ -17,8 +17,9 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
 from flwr_kd.checks import whole_number
 from flwr_kd.text import shown
+from flwr_kd.transport.npy import read_array
 from flwr_kd.transport.payload import PayloadError
-from flwr_kd.transport.template import EMPTY, read_array
+from flwr_kd.transport.template import EMPTY
 
 __all__ = [
     "WIRE_VERSION",

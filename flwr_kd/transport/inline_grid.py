@@ -338,7 +338,12 @@ class InlineGrid(Grid):
 
 def _copied(content: RecordDict) -> RecordDict:
     """Copy the records, but not the arrays, which are never changed in place."""
-    return RecordDict({key: type(record)(dict(record)) for key, record in content.items()})  # type: ignore[arg-type]
+    copies: dict[str, Any] = {}
+    for key, record in content.items():
+        copies[key] = type(record)()
+        # Made from a dict, an ArrayRecord would make new entries.
+        copies[key].update(record)
+    return RecordDict(copies)
 
 
 def _identify_process() -> None:

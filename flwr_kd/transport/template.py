@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import io
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from flwr.app import Array, ArrayRecord
+from flwr.app import ArrayRecord
 
+from flwr_kd.transport.npy import as_record_array, read_array
 from flwr_kd.transport.payload import DTYPES, PayloadError
 
-__all__ = ["EMPTY", "ArrayTemplate", "GivenNames", "plain_name", "read_array"]
+__all__ = ["EMPTY", "ArrayTemplate", "GivenNames", "plain_name"]
 
 NDArray = npt.NDArray[Any]
 T = TypeVar("T")
@@ -118,7 +117,11 @@ class ArrayTemplate:
 
         The order of the names does not matter: arrays are matched by name.
         """
-        mine, theirs = (dict(zip(t.names, t.shapes, strict=True)) for t in (self, other))
+        return self.difference_in_shapes(dict(zip(other.names, other.shapes, strict=True)))
+
+    def difference_in_shapes(self, theirs: Mapping[str, tuple[int, ...]]) -> str | None:
+        """Return the same as :meth:`difference` for the shapes of named arrays."""
+        mine = dict(zip(self.names, self.shapes, strict=True))
         missing, extra = sorted(mine.keys() - theirs.keys()), sorted(theirs.keys() - mine.keys())
         if missing or extra:
             return f"arrays missing {missing[:3]}, not expected {extra[:3]}"
@@ -130,7 +133,7 @@ class ArrayTemplate:
     def record(self, arrays: Sequence[NDArray]) -> ArrayRecord:
         """Name the arrays, with the constants, so that ``to_torch_state_dict()`` of the record loads."""
         named = zip(self.names, self.restored(arrays), strict=True)
-        return ArrayRecord({name: Array(np.asarray(array)) for name, array in named})
+        return ArrayRecord({name: as_record_array(array) for name, array in named})
 
     def finite(self, arrays: Sequence[NDArray]) -> list[NDArray]:
         """Return the arrays with 0 in place of the constants that are not finite, for maths on whole models."""
@@ -171,14 +174,10 @@ class ArrayTemplate:
             raise PayloadError(f"array {name!r} has shape {list(array.shape)}, expected {list(shape)}")
         if array.dtype.kind not in "fiub":
             raise PayloadError(f"array {name!r} has dtype {array.dtype.name}, expected {dtype.name}")
+        array = array.reshape(shape)
         if array.dtype.kind == "f":
-            self._check_finite(name, array.reshape(shape))
-        with np.errstate(over="ignore", invalid="ignore"):
-            cast = array.reshape(shape).astype(dtype, copy=False)
-        if dtype.kind in "iub" and not np.array_equal(cast, array.reshape(shape)):
-            raise PayloadError(f"array {name!r} has values that are not whole, expected {dtype.name}")
-        if dtype.kind == "f" and not np.array_equal(np.isfinite(cast), np.isfinite(array.reshape(shape))):
-            raise PayloadError(f"array {name!r} has values beyond {dtype.name}")
+            self._check_finite(name, array)
+        cast = array if array.dtype == dtype else _cast(name, array, dtype)
         # BatchNorm takes its root: one client's negative variance would make the mean's outputs NaN.
         if name.endswith(VARIANCE) and dtype.kind == "f" and (cast < 0).any():
             raise PayloadError(
@@ -199,6 +198,16 @@ class ArrayTemplate:
             )
 
 
+def _cast(name: str, array: NDArray, dtype: np.dtype[Any]) -> NDArray:
+    with np.errstate(over="ignore", invalid="ignore"):
+        cast = array.astype(dtype)
+    if dtype.kind in "iub" and not np.array_equal(cast, array):
+        raise PayloadError(f"array {name!r} has values that are not whole, expected {dtype.name}")
+    if dtype.kind == "f" and not np.array_equal(np.isfinite(cast), np.isfinite(array)):
+        raise PayloadError(f"array {name!r} has values beyond {dtype.name}")
+    return cast
+
+
 def plain_name(name: str) -> str:
     """Return the name that an array of a model has without ``torch.compile``.
 
@@ -213,7 +222,7 @@ class GivenNames:
 
     Examples
     --------
-    >>> compiled = ArrayRecord({"_orig_mod.bias": Array(np.zeros(2))})
+    >>> compiled = ArrayRecord({"_orig_mod.bias": as_record_array(np.zeros(2))})
     >>> names = GivenNames(compiled)
     >>> list(names.plain(compiled)), list(names.given(names.plain(compiled)))
     (['bias'], ['_orig_mod.bias'])
@@ -235,26 +244,3 @@ class GivenNames:
     def for_caller(self, function: Callable[[int, ArrayRecord], T]) -> Callable[[int, ArrayRecord], T]:
         """Return a caller's function of a round and its arrays, which gets them by the caller's names."""
         return lambda server_round, arrays: function(server_round, self.given(arrays))
-
-
-def read_array(name: str, value: Array) -> NDArray:
-    """Read an array without allocating more than came: numpy's own reader trusts the header's shape."""
-    stream = io.BytesIO(value.data)
-    try:
-        major = np.lib.format.read_magic(stream)
-        read_header = {
-            (1, 0): np.lib.format.read_array_header_1_0,
-            (2, 0): np.lib.format.read_array_header_2_0,
-        }[major]
-        shape, fortran, dtype = read_header(stream)
-        if dtype.hasobject:
-            raise ValueError("Python objects are not allowed")
-        # Not the stream's own buffer, which would be a copy.
-        body = memoryview(value.data)[stream.tell() :]
-        if len(body) != math.prod(shape) * dtype.itemsize:
-            raise ValueError(f"{len(body)} bytes for shape {shape} of {dtype}")
-        flat = np.frombuffer(body, dtype=dtype, count=math.prod(shape))
-        return flat.reshape(shape, order="F" if fortran else "C")
-    except Exception as error:  # numpy's header parser lets IndexError, TokenError and others out
-        text = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
-        raise PayloadError(f"array {name[:80]!r} is not a numpy array ({text})") from None

@@ -22,8 +22,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from flwr_kd.transport import flower_records
+from flwr_kd.transport.npy import read_array
 from flwr_kd.transport.payload import PayloadError
-from flwr_kd.transport.template import ArrayTemplate, read_array
+from flwr_kd.transport.template import ArrayTemplate
 
 repeatable = settings(max_examples=100, deadline=None, derandomize=True)
 JSON_LEAVES = st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=3)
