@@ -8,8 +8,9 @@ the wire and on the command line the same names are in kebab-case, like Flower's
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self, get_type_hints
 
@@ -189,7 +190,13 @@ class MethodConfig:
         ConfigError
             If a value is not allowed.
         """
-        return cls(**{name: config[_kebab(name)] for name in cls.field_types() if _kebab(name) in config})
+        given = {name: config[_kebab(name)] for name in cls.field_types() if _kebab(name) in config}
+        kind: Any = cls
+        # A record may also have lists, which are no keys; they are refused below.
+        if any(isinstance(value, list) for value in given.values()):
+            return cls(**given)
+        checked_once: Self = _checked_once(kind, tuple(given), *given.values())
+        return checked_once
 
     @classmethod
     def help(cls) -> list[tuple[str, str, Scalar, str]]:
@@ -215,6 +222,12 @@ class MethodConfig:
     def decay_at(self, server_round: int) -> float:
         """Return the factor on learning rates in a round, counted from 1."""
         return self.lr_decay ** ((server_round - 1) // self.lr_decay_every)
+
+
+# Messages of many clients have the same values. Typed, since 1, 1.0 and True are equal keys.
+@functools.lru_cache(maxsize=64, typed=True)
+def _checked_once(kind: Callable[..., Any], names: tuple[str, ...], *values: Any) -> Any:
+    return kind(**dict(zip(names, values, strict=True)))
 
 
 # Covariant, so that every method's strategy, client or task can stand where the base class is expected. A strategy

@@ -209,6 +209,12 @@ class TestWire:
     def test_what_is_missing_has_its_default(self) -> None:
         assert Config.from_wire({"steps": 1, "unknown": 5}) == Config(steps=1)
 
+    @pytest.mark.parametrize("value", [True, 1.0, [1], "1"])
+    def test_equal_values_of_another_type_are_refused_after_one_that_fits(self, value: Any) -> None:
+        assert Config.from_wire({"steps": 1}) == Config.from_wire({"steps": 1})
+        with pytest.raises(ConfigError, match="steps must be of type int"):
+            Config.from_wire({"steps": value})
+
     def test_help_covers_every_field(self) -> None:
         rows = {name: (kind, default, text) for name, kind, default, text in Config.help()}
         assert set(rows) == set(Config().to_wire())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from flwr_kd.config import MethodConfig
 from flwr_kd.text import first_line
 
-__all__ = ["batchnorm_frozen", "fit", "make_optimizer", "running_statistics_kept"]
+__all__ = ["BatchNorms", "batchnorm_frozen", "fit", "make_optimizer"]
 
 
 def fit(
@@ -127,34 +127,46 @@ def make_optimizer(model: nn.Module, config: MethodConfig, learning_rate: float)
     return kind(parameters, **options)
 
 
-@contextmanager
-def batchnorm_frozen(model: nn.Module, *, when: bool = True) -> Iterator[None]:
+class BatchNorms:
+    """The BatchNorm layers of a model, looked up once, for a loss that is computed in each step.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Its modules must not be replaced afterwards.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._layers = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Let them use their running statistics, without a change to them, inside the block."""
+        layers = [layer for layer in self._layers if layer.training]
+        for layer in layers:
+            layer.eval()
+        try:
+            yield
+        finally:
+            for layer in layers:
+                layer.train()
+
+    @contextmanager
+    def statistics_kept(self) -> Iterator[None]:
+        """Let those in training mode use a batch's statistics, without a change to the running ones."""
+        layers = [layer for layer in self._layers if layer.training and layer.track_running_stats]
+        for layer in layers:
+            layer.track_running_stats = False
+        try:
+            yield
+        finally:
+            for layer in layers:
+                layer.track_running_stats = True
+
+
+def batchnorm_frozen(model: nn.Module, *, when: bool = True) -> AbstractContextManager[None]:
     """Let BatchNorm use its running statistics, without a change to them, inside the block.
 
     For a batch of a single sample, on which BatchNorm cannot train, and for inputs that are not training data.
     """
-    layers = _training_batchnorms(model) if when else []
-    for layer in layers:
-        layer.eval()
-    try:
-        yield
-    finally:
-        for layer in layers:
-            layer.train()
-
-
-@contextmanager
-def running_statistics_kept(model: nn.Module) -> Iterator[None]:
-    """Let BatchNorm in training mode use a batch's statistics, without a change to the running ones."""
-    layers = [layer for layer in _training_batchnorms(model) if layer.track_running_stats]
-    for layer in layers:
-        layer.track_running_stats = False
-    try:
-        yield
-    finally:
-        for layer in layers:
-            layer.track_running_stats = True
-
-
-def _training_batchnorms(model: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
-    return [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training]
+    return BatchNorms(model).frozen() if when else nullcontext()

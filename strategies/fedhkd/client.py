@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from flwr_kd.client.client import KDClient, Objective
 from flwr_kd.client.task import Task
-from flwr_kd.learning.loop import batchnorm_frozen
+from flwr_kd.learning.loop import BatchNorms
 
 from .config import FedHKDConfig
 from .functional import add_noise, classifier_loss, feature_loss, local_knowledge, noise_predictions
@@ -46,6 +46,7 @@ class FedHKDClient(KDClient[FedHKDConfig]):
         knowledge = unpack(message, self.num_classes)
         known_representations = knowledge.representations.to(self.device, self.dtype)
         predictions, known = knowledge.predictions.to(self.device), knowledge.known.to(self.device)
+        batchnorms = BatchNorms(self.model)
 
         def loss(x: Tensor, y: Tensor) -> Tensor:
             features = self.model.features(x)
@@ -54,7 +55,7 @@ class FedHKDClient(KDClient[FedHKDConfig]):
             total = F.cross_entropy(self.model.classify(features), y)
             if config.classifier_weight:
                 # The global representations are not training data: they must not change a BatchNorm in the head.
-                with batchnorm_frozen(self.model):
+                with batchnorms.frozen():
                     logits = self.model.classify(representations)
                 term = classifier_loss(logits, predictions, known, config.temperature)
                 total = total + config.classifier_weight * term

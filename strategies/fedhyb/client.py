@@ -11,7 +11,7 @@ from flwr_kd.checks import ConfigError
 from flwr_kd.client.client import KDClient, Objective
 from flwr_kd.client.task import Task
 from flwr_kd.data import random_affine
-from flwr_kd.learning.loop import running_statistics_kept
+from flwr_kd.learning.loop import BatchNorms
 from flwr_kd.models import make_slimmable, slimmed
 from flwr_kd.models.views import ADVICE
 from flwr_kd.text import first_line
@@ -86,13 +86,13 @@ class FedHybClient(KDClient[FedHybConfig]):
         """Return equation 5; the cross-entropy alone without self-distillation (FedHyb³)."""
         config = task.config
         widths, views = task.generator("widths"), task.generator("views")
-        scale = (config.min_scale, config.max_scale)
+        scale, batchnorms = (config.min_scale, config.max_scale), BatchNorms(self.model)
 
         def sub_network(x: Tensor) -> Tensor:
             width = 1 - (1 - config.min_width) * float(torch.rand((), generator=widths, dtype=torch.float64))
             view = random_affine(x, views, degrees=config.degrees, scale=scale)
             # With width 1 this is the full network, whose running statistics must not include views.
-            with running_statistics_kept(self.model), slimmed(self.model, width):
+            with batchnorms.statistics_kept(), slimmed(self.model, width):
                 logits: Tensor = self.model(view)
             return logits
 
