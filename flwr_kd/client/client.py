@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
-from flwr_kd.checks import ConfigError, checked
+from flwr_kd.checks import ConfigError
 from flwr_kd.client.data_sets import DataSets
 from flwr_kd.client.flower_mods import CLIPPING, active_mods, check_mods
 from flwr_kd.client.own_model import own_model
@@ -34,6 +34,7 @@ from flwr_kd.learning.batches import Batches
 from flwr_kd.learning.device import resolve_device
 from flwr_kd.learning.fetched import Fetched
 from flwr_kd.learning.loop import fit, make_optimizer
+from flwr_kd.learning.precision import computed_in, named_precision
 from flwr_kd.learning.weights import load_weights, size_of
 from flwr_kd.models import SplitModel, as_feature_model
 from flwr_kd.models.given import check_dtypes, check_outputs, floating_dtype
@@ -42,10 +43,7 @@ from flwr_kd.transport import flower_records
 from flwr_kd.transport.payload import MAX_PAYLOAD_BYTES, Payload, PayloadError
 from flwr_kd.transport.template import ArrayTemplate
 
-__all__ = ["PRECISIONS", "KDClient", "Objective"]
-
-PRECISIONS = ("float32", "bfloat16")
-"""What a client's training may be computed in."""
+__all__ = ["KDClient", "Objective"]
 
 NDArray = npt.NDArray[Any]
 Objective = Callable[..., Tensor]
@@ -80,7 +78,12 @@ class KDClient(NumPyClient, Generic[ConfigT]):
         ``augment(x, generator) -> x`` on training batches; never applied in evaluation or extraction.
     precision : str
         ``"bfloat16"``: the forward pass of training runs under :class:`torch.autocast`; the model stays in its own
-        dtype, and so does what is measured and sent. ``"float32"``: the model's own dtype.
+        dtype, and so does what is measured and sent. ``"float32"``: the model's own dtype. Short forms are
+        ``"bf16"`` and ``"fp32"``.
+    channels_last : bool
+        Keep images ``[B, K, H, W]`` and the weights of convolutions in the memory format
+        :obj:`torch.channels_last`, in which their kernels are faster. Last digits differ; what is sent does not
+        change its form.
 
     Raises
     ------
@@ -113,11 +116,14 @@ class KDClient(NumPyClient, Generic[ConfigT]):
         knowledge_set: Dataset[Any] | DataLoader[Any] | None = None,
         augment: Callable[[Tensor, torch.Generator], Tensor] | None = None,
         precision: str = "float32",
+        channels_last: bool = False,
     ) -> None:
         keep_freed_memory()
         self.device = resolve_device(device)
-        self.precision = checked("precision", precision, str, {"choices": PRECISIONS})
+        self.precision, self.channels_last = named_precision(precision), channels_last
         self.model: Any = self.wrap(own_model(model, context, self)).to(self.device)
+        if channels_last:
+            self.model.to(memory_format=torch.channels_last)
         check_dtypes(self.model.state_dict())
         self.num_classes = _size_of(self.model, "num_classes")
         check_outputs(self.num_classes)
@@ -379,19 +385,17 @@ class KDClient(NumPyClient, Generic[ConfigT]):
         return fit(self.model, optimizer, epoch, self.in_precision(objective), epochs=count)
 
     def to_device(self, batch: Tensor) -> Tensor:
-        """Return a batch on the client's device; from pinned memory the host does not wait for the copy."""
-        return batch.to(self.device, non_blocking=self.device.type == "cuda")
+        """Return a batch on the client's device, images in its memory format.
+
+        From pinned memory, which a loader's ``pin_memory`` gives, the host does not wait for the copy to a GPU.
+        """
+        images = self.channels_last and batch.ndim == 4
+        memory_format = torch.channels_last if images else torch.preserve_format
+        return batch.to(self.device, non_blocking=self.device.type == "cuda", memory_format=memory_format)
 
     def in_precision(self, objective: Objective) -> Objective:
         """Return an objective that is computed in the client's ``precision``."""
-        if self.precision == "float32":
-            return objective
-
-        def loss(*batch: Tensor) -> Tensor:
-            with torch.autocast(self.device.type, dtype=torch.bfloat16):
-                return objective(*batch)
-
-        return loss
+        return computed_in(self.precision, self.device, objective)
 
     @torch.no_grad()
     def measure(self, batch_size: int) -> Measured | None:
@@ -479,8 +483,9 @@ class KDClient(NumPyClient, Generic[ConfigT]):
         return sorted(name.removeprefix(prefix) for name in dir(cls) if name.startswith(prefix))
 
     def _named_arrays(self) -> dict[str, NDArray]:
-        """Return the model's arrays; on the CPU these are views of its weights."""
-        return {name: tensor.detach().cpu().numpy() for name, tensor in self.model.state_dict().items()}
+        """Return the model's arrays; on the CPU these are views of its weights where those are contiguous."""
+        tensors = self.model.state_dict()
+        return {name: tensor.detach().cpu().contiguous().numpy() for name, tensor in tensors.items()}
 
 
 def _size_of(model: nn.Module, name: str) -> int:

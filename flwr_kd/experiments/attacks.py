@@ -200,7 +200,8 @@ class LabelFlip(Attack):
         """Return the data set with other labels; see :meth:`Attack.poison`."""
         mapping = torch.from_numpy(self.mapping(num_classes, seed))
         if isinstance(dataset, ArrayDataset):
-            return ArrayDataset(dataset.x, mapping[normalize_labels(dataset.y, num_classes)])
+            labels = normalize_labels(dataset.y, num_classes)
+            return ArrayDataset(dataset.x, mapping.to(labels.device)[labels])
         return _Relabelled(dataset, mapping, label_key)
 
 

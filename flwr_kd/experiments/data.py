@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+import torch
 
 from flwr_kd.checks import ConfigError, DataError
 from flwr_kd.data import (
@@ -24,12 +25,13 @@ from flwr_kd.data import (
     split,
 )
 from flwr_kd.experiments.options import DataOptions
+from flwr_kd.learning.device import placed, resolve_device
 from flwr_kd.seeding import derive_seed
 
 if TYPE_CHECKING:
     from flwr_kd.experiments.experiment import Experiment
 
-__all__ = ["Splits", "bundle_of", "client_splits", "public_of"]
+__all__ = ["Splits", "bundle_of", "client_splits", "public_of", "public_on_device", "training_on_device"]
 
 Splits: TypeAlias = list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]
 """Each client's rows of the training part: those that it trains on, and its test split."""
@@ -39,8 +41,14 @@ _VALIDATION_SHARE = 0.2
 def public_of(experiment: Experiment) -> ArrayDataset:
     """Return an experiment's public data, in the form of the clients' inputs."""
     options, seed = DataOptions.part_of(experiment), experiment.seed
-    if experiment.own is not None or options.image_size is None:
+    if experiment.own is not None:
         return _public(options, seed, experiment.own)
+    return _padded_public(options, seed)
+
+
+def _padded_public(options: DataOptions, seed: int) -> ArrayDataset:
+    if options.image_size is None:
+        return _public(options, seed, None)
     unpadded = replace(options, image_size=None)
     samples = replace(_bundle(unpadded, seed), train=_public(unpadded, seed, None))
     return samples.padded(options.image_size).train
@@ -79,6 +87,40 @@ def bundle_of(experiment: Experiment) -> Bundle:
             f"augment={experiment.augment} is for images, {bundle.name} has {list(bundle.input_shape)}"
         )
     return bundle
+
+
+def training_on_device(experiment: Experiment) -> ArrayDataset:
+    """Return the samples that are divided among the clients, on their device if it has memory for them.
+
+    See :func:`flwr_kd.learning.device.placed`.
+    """
+    bundle, device = bundle_of(experiment), resolve_device(experiment.device)
+    if device.type == "cpu" or experiment.own is not None:
+        return bundle.train
+    return _training_on(DataOptions.part_of(experiment), experiment.seed, device, experiment.workers)
+
+
+def public_on_device(experiment: Experiment) -> ArrayDataset:
+    """Return an experiment's public data, in the form of the clients' inputs, on the device if there is memory."""
+    public, device = public_of(experiment), resolve_device(experiment.device)
+    if device.type == "cpu" or experiment.own is not None:
+        return public
+    return _public_on(DataOptions.part_of(experiment), experiment.seed, device, experiment.workers)
+
+
+@functools.lru_cache(maxsize=1)
+def _training_on(options: DataOptions, seed: int, device: torch.device, processes: int) -> ArrayDataset:
+    return _placed(_bundle(options, seed).train, device, processes)
+
+
+@functools.lru_cache(maxsize=1)
+def _public_on(options: DataOptions, seed: int, device: torch.device, processes: int) -> ArrayDataset:
+    return _placed(_padded_public(options, seed), device, processes)
+
+
+def _placed(data: ArrayDataset, device: torch.device, processes: int) -> ArrayDataset:
+    x, y = placed(data.tensors, device, processes=processes)
+    return ArrayDataset(x, y)
 
 
 # For images that are padded, this keeps the padded samples beside those they were made from.

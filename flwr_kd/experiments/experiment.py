@@ -10,7 +10,6 @@ from torch import nn
 
 from flwr_kd import registry
 from flwr_kd.checks import ConfigError, checked, number, share, whole_number
-from flwr_kd.client.client import PRECISIONS
 from flwr_kd.data import (
     DataSpec,
     augmentation,
@@ -21,6 +20,7 @@ from flwr_kd.experiments.attacks import ATTACKS, draw_attackers, parse_attack
 from flwr_kd.experiments.data import bundle_of
 from flwr_kd.experiments.options import BACKENDS, DataOptions, ExperimentOptions
 from flwr_kd.learning.device import resolve_device
+from flwr_kd.learning.precision import named_precision
 from flwr_kd.models import MODELS, build_model
 from flwr_kd.seeding import derive_seed
 from flwr_kd.text import unknown_name
@@ -79,7 +79,10 @@ class Experiment(ExperimentOptions):
         if self.own is None:
             check_data_dir(self.data_dir, self.dataset)
         resolve_device(self.device)
-        checked("precision", self.precision, str, {"choices": PRECISIONS})
+        # A result names the precision in full.
+        object.__setattr__(self, "precision", named_precision(self.precision))
+        for name in ("channels_last", "nondeterministic"):
+            checked(name.replace("_", "-"), getattr(self, name), bool, {})
         augmentation(self.augment)
         if self.attack is not None:
             parse_attack(self.attack)

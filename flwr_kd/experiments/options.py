@@ -111,7 +111,14 @@ class ExperimentOptions(DataOptions):
     device : str
         ``"auto"``, ``"cpu"``, ``"cuda"``.
     precision : str
-        ``"float32"`` or ``"bfloat16"``, in which the clients' training is computed; see :class:`flwr_kd.KDClient`.
+        ``"float32"`` or ``"bfloat16"`` (``"bf16"``), in which the clients' training is computed; see
+        :class:`flwr_kd.KDClient`.
+    channels_last : bool
+        Keep the clients' images and convolutions in the order of memory that their kernels are faster in; see
+        :class:`flwr_kd.KDClient`.
+    nondeterministic : bool
+        Let CUDA choose the fastest algorithms, whose last digits vary from run to run; without effect on a CPU. See
+        :func:`flwr_kd.learning.determinism.be_deterministic` for what is set otherwise.
     augment : str
         Augmentation of training batches; see :func:`flwr_kd.data.augmentation`.
     attack : str, optional
@@ -136,7 +143,11 @@ class ExperimentOptions(DataOptions):
     backend: str = option("ray", " or ".join(BACKENDS))
     workers: int = option(2, "number of clients that run at the same time")
     device: str = option("auto", "auto, cpu or cuda")
-    precision: str = option("float32", "float32 or bfloat16, in which clients train (autocast)")
+    precision: str = option("float32", "float32 or bfloat16 (bf16), in which clients train (autocast)")
+    channels_last: bool = option(
+        False, "keep images in channels-last memory, in which convolutions are faster"
+    )
+    nondeterministic: bool = option(False, "let CUDA choose the fastest algorithms; last digits then vary")
     augment: str = option("none", "none, crop or crop-flip, on training batches")
     attack: str | None = option(
         None,

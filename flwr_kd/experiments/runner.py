@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from flwr.app import ArrayRecord, Context
 from flwr.client import Client, NumPyClient
 from flwr.clientapp import ClientApp
@@ -26,14 +27,21 @@ from flwr_kd.data import (
     histogram,
 )
 from flwr_kd.experiments.attacks import parse_attack
-from flwr_kd.experiments.data import bundle_of, client_splits, public_of
+from flwr_kd.experiments.data import (
+    bundle_of,
+    client_splits,
+    public_of,
+    public_on_device,
+    training_on_device,
+)
 from flwr_kd.experiments.errors import SimulationError
 from flwr_kd.experiments.evaluation import evaluator
 from flwr_kd.experiments.experiment import Experiment, attacker_ids
 from flwr_kd.experiments.malicious_client import MaliciousClient
 from flwr_kd.experiments.ray_backend import run_ray
 from flwr_kd.experiments.run_folder import CHECKPOINT_SECONDS, RunFolder
-from flwr_kd.learning.device import one_thread
+from flwr_kd.learning.determinism import be_deterministic, deterministic
+from flwr_kd.learning.device import one_thread, resolve_device
 from flwr_kd.learning.weights import size_of
 from flwr_kd.models.reused import ModelPool
 from flwr_kd.results.schema import RoundResult, RunResult
@@ -143,7 +151,7 @@ def run(
             outcome.failure = error
 
     backend = run_inline if experiment.backend == "inline" else run_ray
-    with _state_dir(experiment, folder) as state_dir:
+    with _state_dir(experiment, folder) as state_dir, deterministic(_cuda_device(experiment)):
         build = functools.partial(build_client, method.name, experiment, state_dir)
         backend(ClientApp(client_fn=build), experiment, serve)
     if outcome.result is None:
@@ -209,7 +217,7 @@ def server_options(method: registry.Method, experiment: Experiment) -> dict[str,
         model: dict[str, Any] = {"model": experiment.build_model()}
         if method.heterogeneous:
             model = {"models": [experiment.build_model(index) for index in range(len(experiment.models))]}
-        return {**model, "public_set": public_of(experiment), "device": experiment.device}
+        return {**model, "public_set": public_on_device(experiment), "device": experiment.device}
     if method.public_at == "clients":
         return {"public_set": public_of(experiment)}
     if method.public_at == "synthetic":
@@ -223,7 +231,7 @@ def server_options(method: registry.Method, experiment: Experiment) -> dict[str,
 
 def client_options(method: registry.Method, experiment: Experiment) -> dict[str, Any]:
     """Return a client's arguments besides its model and data: public data, if all clients have it."""
-    public = {"public_set": public_of(experiment)} if method.public_at == "clients" else {}
+    public = {"public_set": public_on_device(experiment)} if method.public_at == "clients" else {}
     return {**method.client_options, **public}
 
 
@@ -252,28 +260,36 @@ def build_client(method_name: str, experiment: Experiment, state_dir: str | None
     if state_dir is not None:
         context.node_config.update({"state-dir": state_dir, "state-sync": False})
     index = int(context.node_config["partition-id"])
-    bundle, (train, test) = bundle_of(experiment), client_splits(experiment)[index]
-    train_set: Dataset[Any] = bundle.train.subset(train)
+    # In a worker's process, which ends with the run; in this process the run restores the settings.
+    be_deterministic(_cuda_device(experiment))
+    samples, (train, test) = training_on_device(experiment), client_splits(experiment)[index]
+    train_set: Dataset[Any] = samples.subset(train)
     attack = None
     if experiment.attack is not None and index in attacker_ids(experiment):
         attack = parse_attack(experiment.attack)
         seed = derive_seed(experiment.seed, "attack", index)
-        train_set = attack.poison(train_set, bundle.num_classes, seed)
+        train_set = attack.poison(train_set, bundle_of(experiment).num_classes, seed)
     build = functools.partial(experiment.build_model, index)
     model: Any = LentModel(_MODELS, experiment.model_key(index), build)
     client: NumPyClient = method.client(
         model,
         train_set,
-        bundle.train.subset(test),
+        samples.subset(test),
         context=context,
         device=experiment.device,
         precision=experiment.precision,
+        channels_last=experiment.channels_last,
         augment=augmentation(experiment.augment),
         **client_options(method, experiment),
     )
     if attack is not None:
         client = MaliciousClient(client, attack, partition=index)
     return client.to_client()
+
+
+def _cuda_device(experiment: Experiment) -> torch.device:
+    """Return the device that is to be deterministic; the CPU, which always is, if none is."""
+    return resolve_device("cpu" if experiment.nondeterministic else experiment.device)
 
 
 @contextmanager

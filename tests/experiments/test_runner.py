@@ -21,6 +21,7 @@ from flwr_kd.experiments.runner import run
 from flwr_kd.results.schema import RunResult
 from flwr_kd.server.records import RoundStats
 from flwr_kd.server.strategy import KDStrategy
+from flwr_kd.testing.synchronisations import DEVICE, CountingDevice
 
 SMALL: dict[str, Any] = {
     "clients": 3, "rounds": 2, "limit": 150, "workers": 2, "backend": "inline", "device": "cpu"
@@ -228,9 +229,78 @@ def test_training_in_reduced_precision() -> None:
     assert losses[0] != losses[1] == pytest.approx(losses[0], rel=0.01)
 
 
+@pytest.mark.parametrize("name", ["fedavg", "fedgkt", "fedhyb-star", "fedproto", "ktpfl", "ktpfl-weights"])
+def test_images_in_channels_last_memory(name: str) -> None:
+    """What is sent has the same form, and the numbers differ only in what the order of sums changes."""
+    small = {**SMALL, "model": "lenet", "limit": 60, "workers": 1}
+    method, config = (
+        registry.get(name),
+        registry.get(name).config(["local-epochs=1", *registry.get(name).quick]),
+    )
+    plain, images = (
+        run(method, Experiment(**small, channels_last=channels_last), config)
+        for channels_last in (False, True)
+    )
+    assert [each.bytes_up for each in images.rounds] == [each.bytes_up for each in plain.rounds]
+    assert [each.train_loss for each in images.rounds] == pytest.approx(
+        [each.train_loss for each in plain.rounds], rel=1e-3
+    )
+
+
+def test_cuda_is_deterministic_during_a_run_unless_the_experiment_does_without(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        runner, "resolve_device", lambda name: torch.device("cpu" if name == "cpu" else "cuda")
+    )
+    seen: list[bool] = []
+    for nondeterministic in (False, True):
+        experiment = Experiment(**{**SMALL, "device": "auto"}, nondeterministic=nondeterministic)
+        run(
+            registry.get("fedavg"),
+            experiment,
+            on_round=lambda stats: seen.append(torch.are_deterministic_algorithms_enabled()),
+        )
+    assert seen == [True, True, False, False]
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+@pytest.mark.parametrize("name", ["fedavg", "ktpfl"])
+def test_on_a_device_the_data_is_there_and_the_numbers_are_the_same(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = {**SMALL, "workers": 1, "attack": "label-flip", "attackers": 1}
+    method, device = registry.get(name), CountingDevice()
+    expected = run(method, Experiment(**small))
+    real = runner.run_inline
+
+    def on_device(app: Any, *rest: Any) -> None:
+        def call(message: Any, context: Any) -> Any:
+            # A mode of PyTorch is one thread's, and clients have a thread of their own.
+            with device:
+                return app(message, context)
+
+        real(call, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(runner, "run_inline", on_device)
+    with device:
+        experiment = Experiment(**{**small, "device": str(DEVICE)})
+        actual = run(method, experiment)
+        for samples in (data.training_on_device(experiment), data.public_on_device(experiment)):
+            assert samples.x.device == samples.y.device == DEVICE
+    assert [each.train_loss for each in actual.rounds] == [each.train_loss for each in expected.rounds]
+    assert [each.local_accuracy for each in actual.rounds] == [
+        each.local_accuracy for each in expected.rounds
+    ]
+    assert [each.global_accuracy for each in actual.rounds] == [
+        each.global_accuracy for each in expected.rounds
+    ]
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [
+        ({"channels_last": 1}, "channels-last must be of type bool, got 1"),
         ({"clients": 0}, "clients must be a whole number from 1, got 0"),
         ({"rounds": 1.5}, "rounds must be a whole number from 1, got 1.5"),
         ({"seed": -1}, "seed must be a whole number from 0, got -1"),
