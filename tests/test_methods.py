@@ -17,7 +17,7 @@ RUNS = [
     (name, check.name)
     for check in CHECKS.values()
     for name in registry.methods()
-    if check.run.__module__.endswith(("run_checks", "byte_checks")) and check.cases(name)
+    if check.run.__module__.endswith(("run_checks", "byte_checks", "device_checks")) and check.cases(name)
 ]
 
 

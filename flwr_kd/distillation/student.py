@@ -19,6 +19,7 @@ from flwr_kd.distillation.config import DistillationConfig
 from flwr_kd.distillation.samples import batches_on, check_all_present, check_samples, pass_size
 from flwr_kd.distillation.teachers import Matching, Weights, ensemble_means, soft_labels
 from flwr_kd.learning.batches import Batches
+from flwr_kd.learning.device import placed
 from flwr_kd.learning.loop import fit, make_optimizer
 from flwr_kd.learning.weights import check_finite_weights, load_weights
 from flwr_kd.seeding import torch_generator
@@ -263,12 +264,13 @@ def distil_student(
             f"targets must have {len(samples)} rows, one per sample, got {[len(target) for target in targets]}"
         )
     load_weights(model, student)
+    targets = placed(targets, device)
     rows, held_out = hold_out(len(samples), config.validation_share, torch_generator(how.seed, "hold-out"))
     order = torch_generator(how.seed, "order")
     optimizer = make_optimizer(model, config, how.learning_rate)
 
     def batch(x: Tensor, chunk: Tensor) -> tuple[Tensor, ...]:
-        return (x.to(device), *(target[chunk].to(device) for target in targets))
+        return (x.to(device), *(target[chunk.to(target.device)].to(device) for target in targets))
 
     def epoch() -> Iterator[tuple[Tensor, ...]]:
         return (batch(x, chunk) for x, _, chunk in samples.indexed(config.batch_size, order, rows))

@@ -124,7 +124,7 @@ class Batches:
         """Yield one epoch as :meth:`shuffled` does, with the samples' positions ``[B]`` last.
 
         Position i is that of the i-th sample of :meth:`ordered`. With ``rows``, positions ``[n]``, only of these
-        samples.
+        samples. Positions are on the device of a data set of tensors, else on the CPU.
 
         Raises
         ------
@@ -159,7 +159,7 @@ class Batches:
             if len(order) < 2:
                 # Nothing was drawn, and the next epoch must have another seed.
                 torch.rand((), generator=generator)
-            order = order if rows is None else rows[order]
+            order = self._beside_samples(order if rows is None else rows[order])
             chunks = [self._keys(chunk) for chunk in into_batches(order, size, drop_last=drop_last)]
         return zip(chunks, self._fetch(chunks, seed), strict=True)
 
@@ -171,7 +171,7 @@ class Batches:
         The generator's state, which does not change, decides what a data set draws at random. Without a generator
         that is the same in each pass.
         """
-        rows = torch.arange(len(self)) if rows is None else rows
+        rows = self._beside_samples(torch.arange(len(self)) if rows is None else rows)
         chunks: list[Keys] = (
             [self._keys(chunk) for chunk in torch.split(rows, batch_size)] if len(rows) else []
         )
@@ -196,6 +196,10 @@ class Batches:
             If the named key is missing, or the key cannot be guessed.
         """
         return self._key(item, self.label_key, _LABEL_KEYS, "label_key")
+
+    def _beside_samples(self, positions: Tensor) -> Tensor:
+        """Return positions where they can be used as an index: one copy to a GPU per pass, and not per batch."""
+        return positions if self._tensors is None else positions.to(self._tensors[0].device)
 
     def _keys(self, positions: Tensor) -> Keys:
         """Return the data set's rows at some positions; a tensor of them where the data set consists of tensors."""
@@ -270,7 +274,8 @@ class Batches:
         if self._labels is None:
             assert self._tensors is not None
             labels = self._tensors[1] if self.labelled else ()
-            self._labels = normalize_labels(labels, self.num_classes, self.classes)
+            labels = normalize_labels(labels, self.num_classes, self.classes)
+            self._labels = labels.to(self._tensors[0].device)
         return self._labels
 
     @staticmethod
@@ -360,7 +365,7 @@ def _plain(value: Any) -> Any:
 
 
 def _no_labels(x: Tensor) -> Tensor:
-    return torch.zeros(len(x), dtype=torch.int64)
+    return torch.zeros(len(x), dtype=torch.int64, device=x.device)
 
 
 def _tensors(dataset: Any, *, labelled: bool) -> tuple[Tensor, ...] | None:

@@ -14,6 +14,9 @@ from flwr_kd.text import first_line
 
 __all__ = ["BatchNorms", "batchnorm_frozen", "fit", "make_optimizer"]
 
+_FUSED = ("cpu", "cuda", "mps")
+"""Devices with fused optimisers. Recent versions of PyTorch refuse others in the first step only."""
+
 
 def fit(
     model: nn.Module,
@@ -120,8 +123,9 @@ def make_optimizer(model: nn.Module, config: MethodConfig, learning_rate: float)
     if config.optimizer == "sgd":
         kind, options = torch.optim.SGD, {**options, "momentum": config.momentum}
     # The fused step, one kernel for all parameters, takes no sparse gradients.
-    if not any(getattr(module, "sparse", False) for module in model.modules()):
-        # PyTorch refuses it on devices and for dtypes that it has no kernel for.
+    dense = not any(getattr(module, "sparse", False) for module in model.modules())
+    if dense and all(p.device.type in _FUSED for p in parameters):
+        # PyTorch refuses it where it has no kernel, in old versions for some of these devices and dtypes.
         with suppress(RuntimeError):
             return kind(parameters, fused=True, **options)
     return kind(parameters, **options)

@@ -158,8 +158,11 @@ class PublicKnowledgeClient(KDClient[PublicConfigT], Generic[PublicConfigT]):
         order, targets = task.generator("public-order"), targets.to(self.device)
 
         def epoch() -> Iterator[tuple[Tensor, ...]]:
+            here = rows
             for x, _, chunk in samples.indexed(config.public_batch_size, order, rows):
-                yield self.to_device(x), targets[self.to_device(torch.searchsorted(rows, chunk))]
+                # Beside the samples; in the first step alone this is a copy.
+                here = here.to(chunk.device)
+                yield self.to_device(x), targets[self.to_device(torch.searchsorted(here, chunk))]
 
         def loss(x: Tensor, target: Tensor) -> Tensor:
             mean = kl_divergence(target, self.model(x), config.temperature)

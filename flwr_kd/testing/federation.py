@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import contextmanager, nullcontext
+from typing import Any, cast
 
 import torch
-from flwr.app import ArrayRecord, Context
+from flwr.app import ArrayRecord, Context, Message
 from flwr.clientapp import ClientApp
 
 from flwr_kd import registry
@@ -21,6 +21,7 @@ from flwr_kd.models import build_model
 from flwr_kd.models.reused import ModelPool
 from flwr_kd.server.records import KDResult
 from flwr_kd.server.strategy import KDStrategy
+from flwr_kd.testing.synchronisations import DEVICE, CountingDevice
 from flwr_kd.transport.inline_grid import InlineGrid
 
 __all__ = [
@@ -40,7 +41,6 @@ FEATURES = 8
 SHAPE = (1, 4, 4)
 WORK_SECONDS = 300.0
 """A client may work that long on a message, also where a test has a short timeout."""
-_CPU = torch.device("cpu")
 _POOL = ModelPool()
 QUICK = ("local-epochs=1", "batch-size=8", "optimizer=adam", "learning-rate=0.005")
 
@@ -86,8 +86,8 @@ class Federation:
         Which clients are malicious.
     samples, public : int
         Number of training samples of the first client, and of public samples.
-    device : Device
-        Where clients and server compute, and where the clients' data and the public data are.
+    counting : CountingDevice, optional
+        Clients and server compute on this device, and their data is there; on the CPU if None.
 
     Attributes
     ----------
@@ -112,12 +112,13 @@ class Federation:
         attackers: Collection[int] = (),
         samples: int = 24,
         public: int = 32,
-        device: torch.device = _CPU,
+        counting: CountingDevice | None = None,
     ) -> None:
         self.method, self.clients = registry.get(name), clients
         self.attack, self.attackers = None if attack is None else parse_attack(attack), attackers
         self.models = ["mlp"] * clients
-        self.samples, self.public, self.device = samples, public, device
+        self.samples, self.public, self.counting = samples, public, counting
+        self.device = torch.device("cpu") if counting is None else DEVICE
         self.pool: ModelPool | None = _POOL
 
     def client_fn(self, context: Context) -> Any:
@@ -150,7 +151,16 @@ class Federation:
         def client_fn(context: Context) -> Any:
             return self.client_fn(context)
 
-        return ClientApp(client_fn=client_fn)
+        app, counting = ClientApp(client_fn=client_fn), self.counting
+        if counting is None:
+            return app
+
+        def on_device(message: Message, context: Context) -> Message:
+            # Clients have a thread of their own, and each thread enters the device.
+            with counting:
+                return app(message, context)
+
+        return cast(ClientApp, on_device)
 
     def strategy(self, *settings: str, **options: Any) -> KDStrategy[Any, Any]:
         """Return a strategy with hyper-parameters ``name=value``, and options of its constructor."""
@@ -179,12 +189,13 @@ class Federation:
         self, rounds: int = 2, *, grid: dict[str, Any] | None = None, timeout: float = 300.0, **options: Any
     ) -> tuple[KDStrategy[Any, Any], KDResult]:
         """Run some rounds; ``grid`` are options of the :class:`InlineGrid`, others of the strategy."""
-        strategy = self.strategy(**options)
-        inline = InlineGrid(self.app(), self.clients, **{"work_seconds": WORK_SECONDS, **(grid or {})})
-        try:
-            return strategy, strategy.start(inline, self.initial(), num_rounds=rounds, timeout=timeout)
-        finally:
-            inline.close()
+        with self.counting or nullcontext():
+            strategy = self.strategy(**options)
+            inline = InlineGrid(self.app(), self.clients, **{"work_seconds": WORK_SECONDS, **(grid or {})})
+            try:
+                return strategy, strategy.start(inline, self.initial(), num_rounds=rounds, timeout=timeout)
+            finally:
+                inline.close()
 
 
 def numbers(result: KDResult) -> list[tuple[Any, ...]]:

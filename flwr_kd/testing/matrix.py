@@ -12,6 +12,7 @@ from flwr_kd.registry import Method
 from flwr_kd.testing import (
     aggregation_checks,
     byte_checks,
+    device_checks,
     handshake_checks,
     memory_checks,
     payload_checks,
@@ -131,6 +132,7 @@ def _all_checks() -> Iterator[Check]:
         lambda method: not method.heterogeneous,
     )
     yield Check("bytes-are-those-of-the-formula", byte_checks.bytes_are_those_of_the_formula)
+    yield Check("steps-do-not-wait-for-a-gpu", device_checks.steps_do_not_wait_for_a_gpu)
     yield Check("mutated-replies", reply_checks.mutated_replies, variants=True, fuzzes=True)
     yield Check("error-replies", reply_checks.error_replies, variants=True)
     yield Check(

@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord
+from torch import Tensor
+from torch.nn import functional
 
 from flwr_kd import registry
 from flwr_kd.checks import ConfigError
 from flwr_kd.server.records import Reply
-from flwr_kd.strategies.fedavg import FedAvg
+from flwr_kd.strategies.fedavg import FedAvg, FedAvgClient
 from flwr_kd.strategies.fedproto import FedProto
 from flwr_kd.testing import CHECKS, CheckError, check_method
 from flwr_kd.testing.recording import Case, cases
@@ -68,6 +70,19 @@ def test_a_registration_that_contradicts_its_classes_is_found(monkeypatch: pytes
     assert text == (
         "fedproto: method-is-described: the registration's global_model: got False; expected: True"
     )
+
+
+def test_a_loss_that_waits_for_a_gpu_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def objective(self: Any, task: Any) -> Any:
+        def loss(x: Tensor, y: Tensor) -> Tensor:
+            return functional.cross_entropy(self.model(x[y >= 0]), y)
+
+        return loss
+
+    monkeypatch.setattr(FedAvgClient, "objective", objective)
+    text = refused("fedavg", "steps-do-not-wait-for-a-gpu")
+    # In two rounds each of two clients has three steps more.
+    assert "with twice as many steps 12 waits and 0 copies to the host more: {'index (waits)': 12}" in text
 
 
 def test_options_are_checked() -> None:

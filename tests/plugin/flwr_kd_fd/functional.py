@@ -45,7 +45,6 @@ def means_of_others(means: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
 def distillation_term(logits: Tensor, labels: Tensor, teacher: Tensor, known: Tensor) -> Tensor:
     """Return the mean cross-entropy between predictions and their classes' teachers; 0 without any teacher."""
     rows = known[labels]
-    if not rows.any():
-        return logits.sum() * 0
-    targets = teacher[labels[rows]].softmax(dim=1)
-    return F.cross_entropy(logits[rows], targets)
+    # Not by a mask as index, for whose size the host would wait for a GPU.
+    losses = F.cross_entropy(logits, teacher[labels].softmax(dim=1), reduction="none")
+    return torch.where(rows, losses, 0.0).sum() / rows.sum().clamp(min=1)
