@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import operator
+import os
 import random
 import threading
 from collections.abc import Iterator, Sequence
@@ -28,6 +29,16 @@ __all__ = [
 ]
 
 _LOCK = threading.RLock()
+
+
+def _make_lock() -> None:
+    """Make a new lock in a forked process: the thread that may have held the old one is not there."""
+    global _LOCK
+    _LOCK = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_make_lock)
 
 
 def derive_seed(seed: int, *purpose: int | str) -> int:

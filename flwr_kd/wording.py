@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ __all__ = [
     "speak",
     "speaking",
     "warn_once",
+    "warn_once_as",
 ]
 
 
@@ -39,6 +41,16 @@ _interface = Interface.PYTHON
 _lock = threading.Lock()
 _comparisons = 0
 _logged: set[str] = set()
+
+
+def _make_lock() -> None:
+    """Make a new lock in a forked process: the thread that may have held the old one is not there."""
+    global _lock
+    _lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_make_lock)
 
 
 def speak(interface: Interface) -> None:
@@ -121,8 +133,20 @@ def warn_once(text: str, *values: object) -> None:
     *values : object
         For the placeholders.
     """
+    if warn_once_as(text):
+        logging.getLogger("flwr").warning(text, *values, extra={"once": text})
+
+
+def warn_once_as(text: str) -> bool:
+    """Return whether a warning is new to its run or comparison, and note it: for those that come from processes.
+
+    Parameters
+    ----------
+    text : str
+        As :func:`warn_once` takes it; records of its warnings have it as attribute ``once``.
+    """
     with _lock:
         if text in _logged:
-            return
+            return False
         _logged.add(text)
-    logging.getLogger("flwr").warning(text, *values)
+        return True

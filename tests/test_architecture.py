@@ -29,7 +29,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "learning": SMALL | {"models"},
     "transport": SMALL,
     "testing": SMALL
-    | {"transport", "registry", "rules", "client", "server", "data", "models", "experiments"},
+    | {"transport", "registry", "rules", "learning", "client", "server", "data", "models", "experiments"},
     "server": SMALL | {"transport", "learning", "models"},
     "client": SMALL | {"transport", "learning", "models"},
     "distillation": SMALL | {"transport", "learning", "models", "server", "client"},

@@ -14,7 +14,12 @@ from flwr_kd.testing.recording import Case
 
 ROOT = Path(__file__).resolve().parents[1]
 RUNS = [
-    (name, check.name)
+    pytest.param(
+        name,
+        check.name,
+        id=f"{check.name}-{name}",
+        marks=[pytest.mark.program] if check.name.startswith("processes") else [],
+    )
     for check in CHECKS.values()
     for name in registry.methods()
     if check.run.__module__.endswith(("run_checks", "byte_checks", "device_checks")) and check.cases(name)
@@ -23,7 +28,7 @@ RUNS = [
 
 @pytest.mark.program
 def test_strategies_are_found_in_a_clone_that_is_not_installed() -> None:
-    """As Ray's workers find it, which look into the working directory first."""
+    """As the workers of a simulation find it, which look into the working directory first."""
     code = (
         "import sys; sys.meta_path[:] = [f for f in sys.meta_path if 'editable' not in repr(f).lower()]; "
         f"sys.path.insert(0, {str(ROOT)!r}); import flwr_kd.strategies.fedhkd as m; print(m.__file__)"
@@ -39,6 +44,6 @@ def test_the_registry_holds_every_folder_of_this_library() -> None:
     assert len(folders) > 10
 
 
-@pytest.mark.parametrize(("name", "check"), RUNS, ids=[f"{check}-{name}" for name, check in RUNS])
+@pytest.mark.parametrize(("name", "check"), RUNS)
 def test_the_method_passes(name: str, check: str) -> None:
     CHECKS[check](Case(name))

@@ -23,6 +23,7 @@ from flwr_kd.server.records import KDResult
 from flwr_kd.server.strategy import KDStrategy
 from flwr_kd.testing.synchronisations import DEVICE, CountingDevice
 from flwr_kd.transport.inline_grid import InlineGrid
+from flwr_kd.transport.process_grid import ProcessGrid
 
 __all__ = [
     "CLASSES",
@@ -186,16 +187,22 @@ class Federation:
         return ArrayRecord(small_model().state_dict()) if uses else ArrayRecord()
 
     def run(
-        self, rounds: int = 2, *, grid: dict[str, Any] | None = None, timeout: float = 300.0, **options: Any
+        self,
+        rounds: int = 2,
+        *,
+        kind: type[InlineGrid | ProcessGrid] = InlineGrid,
+        grid: dict[str, Any] | None = None,
+        timeout: float = 300.0,
+        **options: Any,
     ) -> tuple[KDStrategy[Any, Any], KDResult]:
-        """Run some rounds; ``grid`` are options of the :class:`InlineGrid`, others of the strategy."""
+        """Run some rounds on a ``kind`` of grid; ``grid`` are its options, others are of the strategy."""
         with self.counting or nullcontext():
             strategy = self.strategy(**options)
-            inline = InlineGrid(self.app(), self.clients, **{"work_seconds": WORK_SECONDS, **(grid or {})})
+            opened = kind(self.app(), self.clients, **{"work_seconds": WORK_SECONDS, **(grid or {})})
             try:
-                return strategy, strategy.start(inline, self.initial(), num_rounds=rounds, timeout=timeout)
+                return strategy, strategy.start(opened, self.initial(), num_rounds=rounds, timeout=timeout)
             finally:
-                inline.close()
+                opened.close()
 
 
 def numbers(result: KDResult) -> list[tuple[Any, ...]]:

@@ -123,6 +123,7 @@ def _all_checks() -> Iterator[Check]:
     yield Check("a-strategy-can-be-started-again", run_checks.strategy_can_be_started_again)
     yield Check("threads-give-the-same-numbers", run_checks.threads_give_the_same_numbers)
     yield Check("reused-models-give-the-same-numbers", run_checks.reused_models_give_the_same_numbers)
+    yield Check("processes-give-the-same-numbers", run_checks.processes_give_the_same_numbers)
     yield Check("state-survives-save-and-resume", run_checks.state_survives_save_and_resume)
     yield Check("a-resumed-run-equals-an-uninterrupted-one", run_checks.resumed_run_equals, _weights)
     yield Check("models-may-differ", run_checks.models_may_differ, lambda method: method.heterogeneous)

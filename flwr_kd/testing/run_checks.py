@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from flwr.app import ArrayRecord
 
+from flwr_kd.learning.device import one_thread
 from flwr_kd.models.reused import ModelPool
 from flwr_kd.server.records import HandshakeError, VoidRoundsError
 from flwr_kd.server.strategy import KDStrategy
@@ -21,6 +22,7 @@ from flwr_kd.testing.garbage import GARBAGE
 from flwr_kd.testing.outcomes import CheckError, ensure, equal
 from flwr_kd.testing.recording import Case
 from flwr_kd.transport.inline_grid import InlineGrid
+from flwr_kd.transport.process_grid import ProcessGrid
 
 __all__ = [
     "another_model_is_refused",
@@ -30,6 +32,7 @@ __all__ = [
     "method_is_described",
     "models_may_differ",
     "node_ids_do_not_matter",
+    "processes_give_the_same_numbers",
     "resumed_run_equals",
     "reused_models_give_the_same_numbers",
     "round_without_replies_changes_nothing",
@@ -226,6 +229,14 @@ def reused_models_give_the_same_numbers(case: Case) -> None:
             equal("the models that were built for clients in turn", pool.size, len(set(fed.models)))
     first, second = runs.values()
     equal("the numbers with reused models", second, first)
+
+
+def processes_give_the_same_numbers(case: Case) -> None:
+    """Check that clients in processes give the same numbers, to the last bit, as clients in turn."""
+    with one_thread():
+        one = numbers(Federation(case.method_name).run()[1])
+        two = numbers(Federation(case.method_name).run(kind=ProcessGrid, grid={"workers": 2})[1])
+    ensure(one == two, "2 processes give other numbers than this one", "the same numbers")
 
 
 def _same_state(a: KDStrategy[Any, Any], b: KDStrategy[Any, Any]) -> bool:

@@ -13,7 +13,7 @@ import time
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from logging import WARNING
-from typing import Any, Protocol
+from typing import Any
 
 from flwr.app import (
     Context,
@@ -24,31 +24,14 @@ from flwr.app import (
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
 from flwr.common.logger import log
-from flwr.serverapp import Grid
-from flwr.supercore.task_identity import TaskIdentity
 
-from flwr_kd.checks import ConfigError
-from flwr_kd.seeding import derive_seed
+from flwr_kd.transport.local_grid import Fault, LocalGrid, answer, copied, failed
 from flwr_kd.transport.node_threads import Job, NodeThreads
 
 __all__ = ["Fault", "InlineGrid"]
 
 
-class Fault(Protocol):
-    """What goes wrong at one node; :mod:`flwr_kd.testing.faults` has some."""
-
-    @property
-    def kind(self) -> str:
-        """``"raise"``, ``"silent"``, ``"late"`` or ``"garbage"``."""
-
-    def applies(self, message: Message) -> bool:
-        """Say whether it happens for this message."""
-
-    def mutilate(self, content: RecordDict, number: int) -> None:
-        """Change a reply's content in place; ``number`` counts the messages."""
-
-
-class InlineGrid(Grid):
+class InlineGrid(LocalGrid):
     """Runs a ClientApp for a number of nodes inside this process.
 
     A node's ClientApp runs when its reply is pulled, so that the replies of a round are not all in memory at once;
@@ -96,21 +79,18 @@ class InlineGrid(Grid):
         seed: int = 0,
         work_seconds: float = 0.0,
     ) -> None:
-        if num_nodes < 1 or workers < 1:
-            raise ConfigError(f"num_nodes and workers must be at least 1, got {num_nodes} and {workers}")
-        if node_configs is not None and len(node_configs) != num_nodes:
-            raise ConfigError(f"node_configs must have {num_nodes} entries, got {len(node_configs)}")
-        self._app = client_app
-        self._workers = workers
+        super().__init__(
+            client_app,
+            num_nodes,
+            workers=workers,
+            node_configs=node_configs,
+            faults=faults,
+            run_config=run_config,
+            seed=seed,
+            work_seconds=work_seconds,
+        )
         self._threads = NodeThreads(workers)
-        self._seconds, self._work_seconds = math.inf, work_seconds
         self._stuck: dict[int, Job] = {}
-        self._faults = {
-            partition: tuple(fault) if isinstance(fault, Sequence) else (fault,)
-            for partition, fault in (faults or {}).items()
-        }
-        self._counter = itertools.count(1)
-        self._pushes = 0
         self._waiting: dict[str, tuple[Message, int]] = {}
         self._deadlines: dict[str, tuple[float, Message]] = {}
         self._worked = 0.0
@@ -118,50 +98,8 @@ class InlineGrid(Grid):
         self._pending: dict[str, tuple[Job, Message]] = {}
         self._lock = threading.Lock()
         weakref.finalize(self, self._threads.close)
-        _identify_process()
-        self.contexts: dict[int, Context] = {}
-        for partition in range(num_nodes):
-            node_id = derive_seed(seed, "node", partition)
-            extra = dict(node_configs[partition]) if node_configs is not None else {}
-            self.contexts[node_id] = Context(
-                run_id=TaskIdentity.run_id,
-                node_id=node_id,
-                node_config={"partition-id": partition, "num-partitions": num_nodes, **extra},
-                state=RecordDict(),
-                run_config=dict(run_config or {}),
-            )
 
     # ------------------------------------------------------------------ Grid
-
-    def set_run(self, run: Any) -> None:
-        """Do nothing: there is one run."""
-
-    @property
-    def run(self) -> Any:
-        """Not available."""
-        raise NotImplementedError("an InlineGrid has no Run")
-
-    def create_message(
-        self,
-        content: RecordDict,
-        message_type: str,
-        dst_node_id: int,
-        group_id: str,
-        ttl: float | None = None,
-    ) -> Message:
-        """Return a message; deprecated in Flower in favour of ``Message(...)``."""
-        return Message(
-            content, dst_node_id=dst_node_id, message_type=message_type, ttl=ttl, group_id=group_id
-        )
-
-    @property
-    def complete(self) -> bool:
-        """Whether all nodes are connected, so that there are no others to wait for."""
-        return len(list(self.get_node_ids())) == len(self.contexts)
-
-    def get_node_ids(self) -> Iterable[int]:
-        """Return the ids of all nodes."""
-        return list(self.contexts)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Take the messages; a ClientApp runs when its reply is pulled."""
@@ -171,16 +109,11 @@ class InlineGrid(Grid):
         for gone in [i for i, (deadline, _) in self._deadlines.items() if self._now() > deadline]:
             del self._deadlines[gone]
         for message in messages:
-            message_id = f"message-{next(self._counter)}"
-            message.metadata.__dict__["_message_id"] = message_id
+            message_id = self._number(message)
             ids.append(message_id)
             self._waiting[message_id] = (message, self._pushes)
             self._deadlines[message_id] = (self._now() + message.metadata.ttl, message)
         return ids
-
-    def bound(self, seconds: float) -> None:
-        """Set how long a node may work on each message, from the moment when it begins."""
-        self._seconds = max(seconds, self._work_seconds)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Run the ClientApp for messages that it has not seen yet, and return the replies that are there.
@@ -240,10 +173,7 @@ class InlineGrid(Grid):
         if message_id not in self._waiting:
             return
         message, push = self._waiting.pop(message_id)
-        node_id = message.metadata.dst_node_id
-        if node_id not in self.contexts:
-            raise KeyError(f"no node {node_id}")
-        stuck = self._stuck.get(node_id)
+        stuck = self._stuck.get(self._context(message).node_id)
         if stuck is not None and not stuck.done:
             reason = "it still works on an earlier message, to which it did not reply in time"
             self._replies[message_id] = (0, Message(Error(ErrorCode.UNKNOWN, reason), reply_to=message))
@@ -294,9 +224,7 @@ class InlineGrid(Grid):
         )
 
     def _handle(self, message: Message, push: int, job: Job) -> None:
-        context = self.contexts[message.metadata.dst_node_id]
-        faults = self._faults.get(int(context.node_config["partition-id"]), ())
-        fault = next((f for f in faults if f.applies(message)), None)
+        context, fault = self._context(message), self._fault(message)
         if fault is not None and fault.kind == "silent":
             return
         reply, state = self._call(message, context, fault)
@@ -309,48 +237,9 @@ class InlineGrid(Grid):
 
     def _call(self, message: Message, context: Context, fault: Fault | None) -> tuple[Message, RecordDict]:
         """Return the ClientApp's reply, and the node's state after it."""
-        delivered = Message(_copied(message.content), dst_node_id=0, message_type="train")
-        delivered.__dict__["_metadata"] = message.metadata
-        # A copy, so that a call that raises leaves no trace, as in Flower's simulation.
-        worked_on = Context(
-            run_id=context.run_id,
-            node_id=context.node_id,
-            node_config=dict(context.node_config),
-            state=_copied(context.state),
-            run_config=dict(context.run_config),
-        )
-        try:
-            if fault is not None and fault.kind == "raise":
-                raise RuntimeError("injected fault")
-            reply = self._app(delivered, worked_on)
-        except KeyboardInterrupt:
-            raise
-        # Not Exception alone: a library that gives up by sys.exit() must not cost the other nodes their run.
-        except BaseException as error:
-            reason = f"{type(error)}:<'{error}'>"
-            failed = Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
-            return failed, context.state
-        if fault is not None and fault.kind == "garbage":
-            number = int(message.metadata.message_id.rpartition("-")[2])
-            fault.mutilate(reply.content, number)
-        return reply, worked_on.state
-
-
-def _copied(content: RecordDict) -> RecordDict:
-    """Copy the records, but not the arrays, which are never changed in place."""
-    copies: dict[str, Any] = {}
-    for key, record in content.items():
-        copies[key] = type(record)()
-        # Made from a dict, an ArrayRecord would make new entries.
-        copies[key].update(record)
-    return RecordDict(copies)
-
-
-def _identify_process() -> None:
-    """Give this process the identity that Flower's runtimes set and ``Message(...)`` asks for."""
-    if TaskIdentity._run_id is None:
-        TaskIdentity.run_id = 1
-    if TaskIdentity._node_id is None:
-        TaskIdentity.node_id = 1
-    if TaskIdentity._task_id is None:
-        TaskIdentity.task_id = 1
+        if fault is not None and fault.kind == "raise":
+            return failed(message, RuntimeError("injected fault")), context.state
+        reply, state = answer(self._app, message, copied(message.content), context)
+        if fault is not None and fault.kind == "garbage" and reply.has_content():
+            fault.mutilate(reply.content, int(message.metadata.message_id.rpartition("-")[2]))
+        return reply, state
