@@ -174,10 +174,10 @@ def test_the_usage_page_lists_the_apps() -> None:
         assert f"`flwr run apps/{name} " in text
 
 
-@pytest.mark.ray
+@pytest.mark.program
 @pytest.mark.slow
 def test_the_usage_pages_commands_run(tmp_path: Path) -> None:
-    """As they stand there, in turn, with Ray where they have it; the picture of the last one is there.
+    """As they stand there, in turn; the picture of the last one is there.
 
     The README's first command is among them; tests/benchmarks/test_report.py runs it, and compares its numbers.
     """
@@ -196,8 +196,6 @@ def test_the_usage_pages_commands_run(tmp_path: Path) -> None:
             [sys.executable, "-c", program, *words], cwd=tmp_path, capture_output=True, text=True, timeout=900
         )
         assert done.returncode == 0, f"{line}: {done.stderr}"
-        # Ray writes there, when it is not at peace.
-        assert "raylet" not in done.stdout + done.stderr
     assert (tmp_path / "runs" / "hostile" / "landscape.png").stat().st_size > 10_000
 
 

@@ -116,7 +116,9 @@ def test_the_command_knows_it(site: Path, tmp_path: Path) -> None:
 
 @pytest.mark.ray
 def test_rays_workers_know_it(site: Path, tmp_path: Path) -> None:
-    done = python(site, COMMAND, "compare", "fd", "fedavg", *SMALL, "--out", "o", cwd=tmp_path)
+    done = python(
+        site, COMMAND, "compare", "fd", "fedavg", "--backend", "ray", *SMALL, "--out", "o", cwd=tmp_path
+    )
     assert done.returncode == 0, done.stderr
     runs = json.loads((tmp_path / "o" / "result.json").read_text())["runs"]
     assert all(row["failures"] == 0 for run in runs for row in run["rounds"])

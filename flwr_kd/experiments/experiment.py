@@ -17,6 +17,7 @@ from flwr_kd.data import (
     public_name,
 )
 from flwr_kd.experiments.attacks import ATTACKS, draw_attackers, parse_attack
+from flwr_kd.experiments.backends import chosen_backend
 from flwr_kd.experiments.data import bundle_of
 from flwr_kd.experiments.options import BACKENDS, DataOptions, ExperimentOptions
 from flwr_kd.learning.device import resolve_device
@@ -126,8 +127,12 @@ class Experiment(ExperimentOptions):
         return chosen
 
     def shared(self) -> dict[str, Any]:
-        """Return everything but the seed, for a result's ``config``; ``public`` is never None."""
+        """Return everything but the seed, for a result's ``config``; ``public`` is never None.
+
+        ``backend`` is the one that is used, also where the experiment leaves it open.
+        """
         values = {name: value for name, value in asdict(self).items() if name not in ("seed", "own")}
+        values["backend"] = chosen_backend(self)
         if self.own is not None:
             return {**values, "dataset": "own", "partition": None, **asdict(self.own)}
         return {

@@ -11,7 +11,7 @@ from typing import Self, TypeVar
 __all__ = ["BACKENDS", "DataOptions", "ExperimentOptions", "option"]
 
 T = TypeVar("T")
-BACKENDS = ("ray", "inline")
+BACKENDS = ("auto", "processes", "inline", "ray")
 
 
 def option(default: T, help: str, *, flag: str | None = None) -> T:
@@ -105,7 +105,9 @@ class ExperimentOptions(DataOptions):
     fraction_train : float
         Share of the clients drawn per round.
     backend : str
-        ``"ray"`` or ``"inline"``.
+        ``"processes"``: clients run in processes of this machine, forked where that is safe. ``"inline"``: in this
+        process. ``"ray"``: in Flower's Ray simulation. ``"auto"``: see
+        :func:`flwr_kd.experiments.backends.chosen_backend`. The numbers are the same.
     workers : int
         Number of clients that run at the same time.
     device : str
@@ -140,7 +142,11 @@ class ExperimentOptions(DataOptions):
     )
     feature_dim: int | None = option(None, "size of the representation; the model's own if not set")
     fraction_train: float = option(1.0, "share of the clients drawn per round")
-    backend: str = option("ray", " or ".join(BACKENDS))
+    backend: str = option(
+        "auto",
+        "where clients run: auto, processes, inline or ray; auto is inline for one worker, ray for "
+        "GPUs that workers share, else processes",
+    )
     workers: int = option(2, "number of clients that run at the same time")
     device: str = option("auto", "auto, cpu or cuda")
     precision: str = option("float32", "float32 or bfloat16 (bf16), in which clients train (autocast)")

@@ -66,7 +66,7 @@ def run_ray(app: ClientApp, experiment: Experiment, serve: Callable[[Grid], None
         import ray
     except ImportError:
         raise ConfigError(
-            f"backend ray needs Ray: pip install 'flwr-kd[simulation]', or {option('backend', 'inline')}"
+            f"backend ray needs Ray: pip install 'flwr-kd[simulation]', or {option('backend', 'processes')}"
         ) from None
     if ray.is_initialized():
         # Ray of an earlier run would keep that run's number of workers.

@@ -27,6 +27,7 @@ from flwr_kd.data import (
     histogram,
 )
 from flwr_kd.experiments.attacks import parse_attack
+from flwr_kd.experiments.backends import chosen_backend
 from flwr_kd.experiments.data import (
     bundle_of,
     client_splits,
@@ -38,6 +39,7 @@ from flwr_kd.experiments.errors import SimulationError
 from flwr_kd.experiments.evaluation import evaluator
 from flwr_kd.experiments.experiment import Experiment, attacker_ids
 from flwr_kd.experiments.malicious_client import MaliciousClient
+from flwr_kd.experiments.process_pool import BuiltApp, run_processes
 from flwr_kd.experiments.ray_backend import run_ray
 from flwr_kd.experiments.run_folder import CHECKPOINT_SECONDS, RunFolder
 from flwr_kd.learning.determinism import be_deterministic, deterministic
@@ -150,10 +152,11 @@ def run(
         except Exception as error:
             outcome.failure = error
 
-    backend = run_inline if experiment.backend == "inline" else run_ray
+    backends = {"inline": run_inline, "processes": run_processes, "ray": run_ray}
+    backend = backends[chosen_backend(experiment)]
     with _state_dir(experiment, folder) as state_dir, deterministic(_cuda_device(experiment)):
         build = functools.partial(build_client, method.name, experiment, state_dir)
-        backend(ClientApp(client_fn=build), experiment, serve)
+        backend(BuiltApp(build), experiment, serve)
     if outcome.result is None:
         reason = outcome.failure or "it ended without a result"
         raise SimulationError(f"{method.name}: the server failed: {reason}") from outcome.failure
@@ -243,7 +246,7 @@ def _check_attack(experiment: Experiment, bundle: Bundle) -> None:
 def build_client(method_name: str, experiment: Experiment, state_dir: str | None, context: Context) -> Client:
     """Build one node's client.
 
-    It runs in Ray's workers, so it is given names and not data.
+    It runs in other processes, so it is given names and not data.
 
     Parameters
     ----------
@@ -339,7 +342,7 @@ def _all_rounds(folder: RunFolder | None, result: KDResult) -> tuple[RoundResult
 def run_inline(app: ClientApp, experiment: Experiment, serve: Callable[[Grid], None]) -> None:
     """Run a server against clients in this process."""
     grid = InlineGrid(app, experiment.clients, workers=experiment.workers, seed=experiment.seed)
-    # Ray's workers also have one thread: both backends give the same numbers to the last bit.
+    # The workers of other backends also have one thread: all give the same numbers to the last bit.
     with closing(grid), one_thread():
         serve(grid)
 

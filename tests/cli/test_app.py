@@ -12,6 +12,7 @@ import pytest
 
 from flwr_kd import __version__, registry
 from flwr_kd.experiments import runner
+from flwr_kd.results import files
 from tests.cli.commands import SMALL, Command
 
 
@@ -85,7 +86,7 @@ MISTAKES = [
     (["simulate", "fedavg", "--rounds", "two"], ["rounds", "two"]),
     (["simulate", "fedavg", "--round", "2"], ["'--round' (did you mean '--rounds'?)"]),
     (["simulate", "fedavg", "--fraction-train", "1.5"], ["fraction-train", "(0, 1]", "1.5"]),
-    (["simulate", "fedavg", "--backend", "dask"], ["unknown backend 'dask'", "ray, inline"]),
+    (["simulate", "fedavg", "--backend", "dask"], ["unknown backend 'dask'", "auto, processes, inline, ray"]),
     (["simulate", "fedavg", "--device", "tpu"], ["device", "'tpu'", "cpu"]),
     (["simulate", "fedavg", "--seeds", "1,x"], ["seeds", "1,x"]),
     (["simulate", "fedavg", "--seed", "-1"], ["seed must be a whole number from 0, got -1"]),
@@ -192,10 +193,26 @@ def test_without_ray_the_command_says_what_to_install(
     command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    code, _, err = command("simulate", "fedavg", "--clients", "3", "--rounds", "1", "--limit", "150")
+    code, _, err = command(
+        "simulate", "fedavg", "--clients", "3", "--rounds", "1", "--limit", "150", "--backend", "ray"
+    )
     assert code == 2
-    assert "pip install 'flwr-kd[simulation]', or --backend inline" in err
+    assert "pip install 'flwr-kd[simulation]', or --backend processes" in err
     assert len(err.splitlines()) == 1
+
+
+@pytest.mark.program
+@pytest.mark.parametrize(("workers", "backend"), [("1", "inline"), ("2", "processes")])
+def test_without_ray_a_comparison_runs(
+    workers: str, backend: str, command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The result names the backend that was used."""
+    monkeypatch.setitem(sys.modules, "ray", None)
+    small = ["--clients", "3", "--rounds", "1", "--limit", "150", "--device", "cpu", "--workers", workers]
+    assert command("compare", "fedavg", *small, "--seeds", "0", "--out", "o").code == 0
+    result = files.load(tmp_path / "o")
+    assert result.config["backend"] == backend
+    assert [row.participants for row in result.runs[0].rounds] == [3]
 
 
 def test_an_interrupt_exits_with_130(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:

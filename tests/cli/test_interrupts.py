@@ -78,12 +78,17 @@ def interrupt(
 
 
 @pytest.mark.program
-@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize(("backend", "workers"), [("inline", "1"), ("inline", "2"), ("processes", "2")])
 @pytest.mark.parametrize(("number", "how"), [(signal.SIGINT, SINGLE), (signal.SIGTERM, GROUP_TWICE)])
-def test_in_the_rounds_of_the_inline_backend(
-    start: Start, temporary: Path, workers: str, number: int, how: tuple[Callable[..., None], int]
+def test_in_the_rounds_of_one_machines_backends(
+    start: Start,
+    temporary: Path,
+    backend: str,
+    workers: str,
+    number: int,
+    how: tuple[Callable[..., None], int],
 ) -> None:
-    process = start("fedproto", "--backend", "inline", "--workers", workers)
+    process = start("fedproto", "--backend", backend, "--workers", workers)
     process.wait_for_log(r"\[ROUND 3/")
     last = interrupt(process, temporary, number, *how)
     assert last.startswith("flwr-kd: interrupted; fedproto (seed 0) up to round ")
@@ -91,8 +96,9 @@ def test_in_the_rounds_of_the_inline_backend(
 
 
 @pytest.mark.program
-def test_before_the_rounds(start: Start, temporary: Path) -> None:
-    process = start("fedavg", "--backend", "inline")
+@pytest.mark.parametrize("backend", ["inline", "auto"])
+def test_before_the_rounds(start: Start, temporary: Path, backend: str) -> None:
+    process = start("fedavg", "--backend", backend)
     time.sleep(1.0)
     assert interrupt(process, temporary, signal.SIGINT, *GROUP_TWICE).startswith("flwr-kd: interrupted")
     assert not (process.log_file.parent / "o").exists()

@@ -104,6 +104,16 @@ def test_another_seed_gives_other_numbers_and_the_same_seed_the_same() -> None:
     assert one.histogram != other.histogram
 
 
+@pytest.mark.program
+def test_processes_and_the_inline_grid_agree_to_the_last_bit() -> None:
+    inline, processes = (
+        run(registry.get("fedhkd"), Experiment(**{**SMALL, "backend": backend}))
+        for backend in ("inline", "processes")
+    )
+    assert untimed(processes) == untimed(inline)
+    assert processes.hyperparameters == inline.hyperparameters
+
+
 def test_the_number_of_workers_and_threads_changes_nothing() -> None:
     method, threads = registry.get("fedhkd"), torch.get_num_threads()
     one, three = (run(method, Experiment(**{**SMALL, "workers": workers})) for workers in (1, 3))
@@ -302,7 +312,7 @@ def test_on_a_device_the_data_is_there_and_the_numbers_are_the_same(
         ({"rounds": 1.5}, "rounds must be a whole number from 1, got 1.5"),
         ({"seed": -1}, "seed must be a whole number from 0, got -1"),
         ({"workers": True}, "workers must be a whole number from 1, got True"),
-        ({"backend": "dask"}, "unknown backend 'dask'; valid: ray, inline"),
+        ({"backend": "dask"}, "unknown backend 'dask'; valid: auto, processes, inline, ray"),
         ({"model": "mlp,lenett"}, r"unknown model 'lenett' \(did you mean 'lenet'\?\); valid: .*resnet8"),
         ({"fraction_train": 0.0}, r"fraction-train must be in \(0, 1\], got 0.0"),
         ({"imbalance": 0.5}, "imbalance must be a finite number from 1, got 0.5"),
