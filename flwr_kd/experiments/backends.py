@@ -23,7 +23,7 @@ def chosen_backend(options: ExperimentOptions) -> str:
     """
     if options.backend != "auto":
         return options.backend
-    if getattr(options, "ray_address", None) is not None:
+    if options.ray_address is not None:
         return "ray"
     if min(options.workers, options.clients) == 1:
         return "inline"

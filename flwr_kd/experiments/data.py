@@ -6,6 +6,7 @@ Data is kept under one key, the experiment's :class:`~flwr_kd.experiments.option
 from __future__ import annotations
 
 import functools
+import hashlib
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -31,7 +32,15 @@ from flwr_kd.seeding import derive_seed
 if TYPE_CHECKING:
     from flwr_kd.experiments.experiment import Experiment
 
-__all__ = ["Splits", "bundle_of", "client_splits", "public_of", "public_on_device", "training_on_device"]
+__all__ = [
+    "Splits",
+    "bundle_of",
+    "client_splits",
+    "digest_of",
+    "public_of",
+    "public_on_device",
+    "training_on_device",
+]
 
 Splits: TypeAlias = list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]
 """Each client's rows of the training part: those that it trains on, and its test split."""
@@ -121,6 +130,31 @@ def _public_on(options: DataOptions, seed: int, device: torch.device, processes:
 def _placed(data: ArrayDataset, device: torch.device, processes: int) -> ArrayDataset:
     x, y = placed(data.tensors, device, processes=processes)
     return ArrayDataset(x, y)
+
+
+def digest_of(experiment: Experiment, *, public: bool = False) -> str:
+    """Return the SHA-256 of an experiment's samples and their division among the clients, bit by bit.
+
+    Parameters
+    ----------
+    experiment : Experiment
+        Without data of the clients' own.
+    public : bool
+        Whether the public samples count as well.
+
+    Raises
+    ------
+    DataError
+        If the data cannot be loaded or divided.
+    """
+    bundle = bundle_of(experiment)
+    parts = [bundle.train, bundle.test, *([public_of(experiment)] if public else [])]
+    arrays = [tensor.contiguous().numpy() for part in parts for tensor in part.tensors]
+    digest = hashlib.sha256()
+    for array in (*arrays, *(rows for both in client_splits(experiment) for rows in both)):
+        digest.update(f"{array.dtype} {list(array.shape)} ".encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()
 
 
 # For images that are padded, this keeps the padded samples beside those they were made from.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
@@ -24,9 +25,14 @@ from flwr_kd.learning.device import resolve_device
 from flwr_kd.learning.precision import named_precision
 from flwr_kd.models import MODELS, build_model
 from flwr_kd.seeding import derive_seed
-from flwr_kd.text import unknown_name
+from flwr_kd.text import shown, unknown_name
+from flwr_kd.wording import option
 
 __all__ = ["Experiment", "attacker_ids"]
+
+_NOT_SHARED = ("seed", "own", "ray_address")
+"""Fields that a result's ``config`` lacks: each run has its own seed, and no number depends on an address."""
+_ADDRESS = re.compile(r"(auto|[^\s:/]+:\d{1,5}|\[[\da-fA-F:]+\]:\d{1,5})")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +75,8 @@ class Experiment(ExperimentOptions):
                 whole_number(name.replace("_", "-"), getattr(self, name), 1)
         if self.backend not in BACKENDS:
             raise ConfigError(unknown_name("backend", self.backend, BACKENDS))
+        if self.ray_address is not None:
+            _check_address(self.ray_address, self.backend)
         for name in self.models:
             if name not in MODELS:
                 raise ConfigError(unknown_name("model", name, MODELS))
@@ -127,11 +135,11 @@ class Experiment(ExperimentOptions):
         return chosen
 
     def shared(self) -> dict[str, Any]:
-        """Return everything but the seed, for a result's ``config``; ``public`` is never None.
+        """Return what a result's ``config`` has; ``public`` is never None.
 
         ``backend`` is the one that is used, also where the experiment leaves it open.
         """
-        values = {name: value for name, value in asdict(self).items() if name not in ("seed", "own")}
+        values = {name: value for name, value in asdict(self).items() if name not in _NOT_SHARED}
         values["backend"] = chosen_backend(self)
         if self.own is not None:
             return {**values, "dataset": "own", "partition": None, **asdict(self.own)}
@@ -166,6 +174,15 @@ class Experiment(ExperimentOptions):
         """Return everything that :meth:`build_model` depends on."""
         data = DataOptions.part_of(self)
         return self.models[index % len(self.models)], self.feature_dim, self.seed, self.own, data
+
+
+def _check_address(address: str, backend: str) -> None:
+    if not isinstance(address, str) or not _ADDRESS.fullmatch(address):
+        raise ConfigError(f"ray-address must be auto or HOST:PORT, got {shown(address)}")
+    if backend not in ("auto", "ray"):
+        raise ConfigError(
+            f"ray-address={address} needs {option('backend', 'ray')} or auto, got {backend}: leave one of them out"
+        )
 
 
 def attacker_ids(experiment: Experiment) -> frozenset[int]:

@@ -108,6 +108,9 @@ class ExperimentOptions(DataOptions):
         ``"processes"``: clients run in processes of this machine, forked where that is safe. ``"inline"``: in this
         process. ``"ray"``: in Flower's Ray simulation. ``"auto"``: see
         :func:`flwr_kd.experiments.backends.chosen_backend`. The numbers are the same.
+    ray_address : str, optional
+        A Ray cluster that is running, for backend ``"ray"`` or ``"auto"``: ``HOST:PORT``, or ``"auto"`` for the one
+        that ``RAY_ADDRESS`` names or that was started last on this machine. Without it Ray is started for the run.
     workers : int
         Number of clients that run at the same time.
     device : str
@@ -146,6 +149,9 @@ class ExperimentOptions(DataOptions):
         "auto",
         "where clients run: auto, processes, inline or ray; auto is inline for one worker, ray for "
         "GPUs that workers share, else processes",
+    )
+    ray_address: str | None = option(
+        None, "run on a Ray cluster that is running: HOST:PORT, or auto for the one on this machine"
     )
     workers: int = option(2, "number of clients that run at the same time")
     device: str = option("auto", "auto, cpu or cuda")

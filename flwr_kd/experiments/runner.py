@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from flwr.app import ArrayRecord, Context
@@ -67,6 +67,9 @@ __all__ = [
 _MODELS = ModelPool()
 LARGE_STATE = 10 * 10**6
 """Bytes of a personal model beyond which it is kept in a file, and not in Flower's client state."""
+
+
+_Backend: TypeAlias = Callable[[ClientApp, Experiment, Callable[[Grid], None]], None]
 
 
 @dataclass
@@ -152,11 +155,11 @@ def run(
         except Exception as error:
             outcome.failure = error
 
-    backends = {"inline": run_inline, "processes": run_processes, "ray": run_ray}
-    backend = backends[chosen_backend(experiment)]
     with _state_dir(experiment, folder) as state_dir, deterministic(_cuda_device(experiment)):
         build = functools.partial(build_client, method.name, experiment, state_dir)
-        backend(BuiltApp(build), experiment, serve)
+        ray = functools.partial(run_ray, method=method.name, state_dir=state_dir)
+        backends: dict[str, _Backend] = {"inline": run_inline, "processes": run_processes, "ray": ray}
+        backends[chosen_backend(experiment)](BuiltApp(build), experiment, serve)
     if outcome.result is None:
         reason = outcome.failure or "it ended without a result"
         raise SimulationError(f"{method.name}: the server failed: {reason}") from outcome.failure

@@ -137,7 +137,7 @@ def test_large_personal_models_are_kept_in_files(
     backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The inline backend runs what Ray would get.
-    monkeypatch.setattr(runner, "run_ray", runner.run_inline)
+    monkeypatch.setattr(runner, "run_ray", lambda *args, **_: runner.run_inline(*args))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     method, experiment = registry.get(METHOD), Experiment(**{**SMALL, "backend": backend})
     seen: list[list[str]] = []
