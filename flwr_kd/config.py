@@ -21,6 +21,7 @@ from flwr_kd.text import similar, unknown_name
 
 __all__ = ["ConfigT", "MethodConfig", "hyper", "meant"]
 
+PARTS = ("model", "head")
 # Names that other libraries and papers' code use, without separators, for what has another name here.
 _USUAL = {
     "learning_rate": "lr eta etal clientlr locallr baselr initlr lrate stepsize",
@@ -119,6 +120,12 @@ class MethodConfig:
     lr_decay_every: int = hyper(10, "rounds between two decays", ge=1)
     momentum: float = hyper(0.0, "momentum of SGD", ge=0, lt=1)
     weight_decay: float = hyper(0.0, "L2 penalty of the optimiser", ge=0)
+    personalize_epochs: int = hyper(
+        0,
+        "epochs in which every client fine-tunes a copy of the last global model before it is measured; 0 for none",
+        ge=0,
+    )
+    personalize_part: str = hyper("model", "what is fine-tuned then", choices=PARTS)
 
     _types: ClassVar[dict[type, dict[str, type]]] = {}
 
@@ -207,6 +214,16 @@ class MethodConfig:
             default: Any = item.default
             rows.append((_kebab(item.name), types[item.name].__name__, default, _described(item.metadata)))
         return rows
+
+    @property
+    def adaptation_epochs(self) -> int:
+        """Epochs in which clients adapt copies of the last global model."""
+        return self.personalize_epochs
+
+    @property
+    def personalizes(self) -> bool:
+        """Whether clients adapt copies of the last global model before they are measured."""
+        return self.adaptation_epochs > 0
 
     def check_classes(self, num_classes: int) -> None:
         """Raise :class:`ConfigError` if a value is not allowed with C classes; the base has no rule."""

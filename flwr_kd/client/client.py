@@ -22,9 +22,10 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
 from flwr_kd.checks import ConfigError
+from flwr_kd.client.adaptation import fine_tune, measured_before_and_after
 from flwr_kd.client.data_sets import DataSets
 from flwr_kd.client.flower_mods import CLIPPING, active_mods, check_mods
-from flwr_kd.client.own_model import own_model
+from flwr_kd.client.own_model import feature_shape, named_size, own_model
 from flwr_kd.client.personal_state import PersonalState, StateError
 from flwr_kd.client.task import Answer, Measured, Task
 from flwr_kd.client.wire_client import WireClient
@@ -36,11 +37,11 @@ from flwr_kd.learning.fetched import Fetched
 from flwr_kd.learning.loop import fit, make_optimizer
 from flwr_kd.learning.precision import computed_in, named_precision
 from flwr_kd.learning.weights import load_weights, size_of
-from flwr_kd.models import SplitModel, as_feature_model
+from flwr_kd.models import as_feature_model
 from flwr_kd.models.given import check_dtypes, check_outputs, floating_dtype
-from flwr_kd.seeding import derive_seed, forked_global_rng, torch_generator
+from flwr_kd.seeding import forked_global_rng, torch_generator
 from flwr_kd.transport import flower_records
-from flwr_kd.transport.payload import MAX_PAYLOAD_BYTES, Payload, PayloadError
+from flwr_kd.transport.payload import Payload, PayloadError
 from flwr_kd.transport.template import ArrayTemplate
 
 __all__ = ["KDClient", "Objective"]
@@ -125,7 +126,7 @@ class KDClient(NumPyClient, Generic[ConfigT]):
         if channels_last:
             self.model.to(memory_format=torch.channels_last)
         check_dtypes(self.model.state_dict())
-        self.num_classes = _size_of(self.model, "num_classes")
+        self.num_classes = named_size(self.model, "num_classes")
         check_outputs(self.num_classes)
         self.dtype = floating_dtype(self.model)
         options: dict[str, Any] = {
@@ -139,7 +140,7 @@ class KDClient(NumPyClient, Generic[ConfigT]):
         self.train_batches = self.data_sets.train
         self.knowledge_batches = self.data_sets.knowledge
         self.test_batches = self.data_sets.test
-        self.feature_shape = self._feature_shape()
+        self.feature_shape = feature_shape(self.model, self.train_batches.example, self.device)
         self.feature_dim = math.prod(self.feature_shape)
         self.context = context
         self.augment = augment
@@ -160,6 +161,10 @@ class KDClient(NumPyClient, Generic[ConfigT]):
     def knowledge(self, task: Task[ConfigT]) -> Payload | None:
         """Return what is sent besides the model after training; nothing by default."""
         return None
+
+    def adapt(self, task: Task[ConfigT]) -> None:
+        """Adapt the global model to this client, before it is measured; by default by fine-tuning."""
+        fine_tune(self, task)
 
     def properties(self) -> dict[str, bool | int | float | str | bytes]:
         """Return further properties for the handshake; none by default."""
@@ -194,7 +199,7 @@ class KDClient(NumPyClient, Generic[ConfigT]):
         }
         version = config.get(flower_records.VERSION)
         refusal = flower_records.version_mismatch(version, theirs="server", ours="client")
-        if refusal is None and self.personal:
+        if refusal is None:
             try:
                 self.check_state()
             except StateError as error:
@@ -211,8 +216,7 @@ class KDClient(NumPyClient, Generic[ConfigT]):
     ) -> tuple[list[NDArray], int, dict[str, bool | int | float | str | bytes]]:
         """Answer one phase of a round."""
         task = self._task(parameters, config)
-        if self.personal:
-            self.check_state()
+        self.check_state()
         handler: Callable[[Task[ConfigT]], Answer] | None = getattr(
             self, "phase_" + task.phase.replace("-", "_"), None
         )
@@ -242,20 +246,27 @@ class KDClient(NumPyClient, Generic[ConfigT]):
         """Evaluate a model on the client's test data; 0 examples where there are none.
 
         The model is the server's. In the phase ``measure`` it is the one with which the client would begin its next
-        training, and the metrics are those of a training.
+        training, and the metrics are those of a training. In the phase ``personalize`` the client adapts a copy of
+        the server's model, which it does not keep.
         """
         task = self._task(parameters, config)
         self._has_own = False
         self.load(task)
+        metrics: dict[str, bool | int | float | str | bytes] = {}
         try:
-            measured = self.measure(task.config.batch_size)
+            if task.phase == flower_records.PERSONALIZE:
+                measured, adapted = measured_before_and_after(self, task)
+                metrics = {**adapted}
+            else:
+                measured = self.measure(task.config.batch_size)
         finally:
             self.close()
         if measured is None or self.test_batches is None:
             return 0.0, 0, {}
-        metrics: dict[str, bool | int | float | str | bytes] = {"accuracy": measured.accuracy}
         if task.phase == flower_records.MEASURE:
             metrics = {**measured.metrics(), flower_records.STORED: float(self._has_own)}
+        elif not metrics:
+            metrics = {"accuracy": measured.accuracy}
         return measured.loss, len(self.test_batches), metrics
 
     def to_client(self) -> Client:
@@ -284,21 +295,25 @@ class KDClient(NumPyClient, Generic[ConfigT]):
     def load_own(self) -> bool:
         """Load the model that this client kept in this run; return whether there is one.
 
-        Without one, the model stays as it was built. If the client has trained in this run before, it has lost its
-        model, for example by a restart: it warns in its log, and reports it to the server.
+        Without one, the model stays as it was built; see :meth:`kept`.
         """
-        kept = self.state.load()
+        kept = self.kept()
         self._has_own = kept is not None
         if kept is not None:
             self.model.load_state_dict(kept)
-        elif self._trained_round:
-            self._lost_state = True
-            log(
-                WARNING,
-                "the personal model of round %d is no longer here: it begins anew",
-                self._trained_round,
-            )
         return kept is not None
+
+    def kept(self, name: str = "") -> dict[str, Tensor] | None:
+        """Return a set of tensors that this client kept in this run; None if there is none.
+
+        If the client has trained in this run before, what it kept is lost: it warns in its log, and reports it.
+        """
+        tensors = self.state.load(name)
+        if tensors is None and self._trained_round:
+            self._lost_state = True
+            what = f"what it kept as {name!r}" if name else "the personal model"
+            log(WARNING, "%s of round %d is no longer here: it begins anew", what, self._trained_round)
+        return tensors
 
     def load_trained(self) -> None:
         """Load the model that this client kept after an earlier phase of the round.
@@ -332,14 +347,19 @@ class KDClient(NumPyClient, Generic[ConfigT]):
         return dict(zip(template.names, checked, strict=True))
 
     def check_state(self) -> None:
-        """Check that the personal model can be kept, before it is trained.
+        """Check that what the client keeps between rounds can be kept, before it trains.
 
         Raises
         ------
         StateError
             If it cannot; see :meth:`flwr_kd.PersonalState.check`.
         """
-        self.state.check(size_of(self.model.state_dict()))
+        if size := self.kept_bytes():
+            self.state.check(size)
+
+    def kept_bytes(self) -> int:
+        """Return the size of all that the client keeps between rounds: a personal model, by default."""
+        return size_of(self.model.state_dict()) if self.personal else 0
 
     def keep(self) -> None:
         """Keep a personal model until the next round."""
@@ -352,12 +372,18 @@ class KDClient(NumPyClient, Generic[ConfigT]):
         return [mine[name].copy() for name in (names or mine)]
 
     def train(
-        self, task: Task[ConfigT], objective: Objective, *, epochs: int | None = None, rows: bool = False
+        self,
+        task: Task[ConfigT],
+        objective: Objective,
+        *,
+        epochs: int | None = None,
+        rows: bool = False,
+        among: Tensor | None = None,
     ) -> float:
         """Minimise an objective on the training data; the model ends in eval mode.
 
         The optimiser is fresh in every phase. With ``rows`` the objective takes the samples' positions in the data
-        set, ``[B]``, as third argument.
+        set, ``[B]``, as third argument. ``among`` has the positions ``[n]`` of those to train on; all if None.
 
         Returns
         -------
@@ -375,7 +401,7 @@ class KDClient(NumPyClient, Generic[ConfigT]):
 
         def epoch() -> Iterator[tuple[Tensor, ...]]:
             source = self.train_batches.indexed if rows else self.train_batches.shuffled
-            for x, *others in source(config.batch_size, order):
+            for x, *others in source(config.batch_size, order, among):
                 x = self.to_device(x)
                 if self.augment is not None:
                     x = self.augment(x, views)
@@ -439,43 +465,21 @@ class KDClient(NumPyClient, Generic[ConfigT]):
         features, logits, labels = rows.tensors()
         return features, logits, labels
 
-    @torch.no_grad()
-    def _feature_shape(self) -> tuple[int, ...]:
-        """Return the shape of one sample's features, as the model names it or as one sample shows it."""
-        dim, shape = getattr(self.model, "feature_dim", None), getattr(self.model, "feature_shape", None)
-        if isinstance(self.model, SplitModel) and shape is None:
-            x = self.train_batches.example().to(self.device)
-            shape = tuple(self.model.eval().features(x).shape[1:])
-        return (_size_of(self.model, "feature_dim"),) if shape is None or dim is not None else tuple(shape)
-
     def _task(self, parameters: list[NDArray], config: Mapping[str, Any]) -> Task[ConfigT]:
-        server_round, phase = (
-            int(config.get(flower_records.ROUND, 1)),
-            str(config.get(flower_records.PHASE, "train")),
-        )
         key: Any = self.context.node_config.get("partition-id", self.context.node_id)
+        # A class variable cannot be of a type variable; the class statement names the same class twice.
+        kind: type[Any] = self.config_class
+        task: Task[ConfigT] = Task.of_message(kind.from_wire, parameters, config, client=key)
         self.state.at(
             str(config.get(flower_records.RUN, "")),
-            server_round,
-            known=int(config.get(flower_records.KNOWN, server_round)),
-            saved=int(config.get(flower_records.SAVED, server_round - 1)),
+            task.server_round,
+            known=int(config.get(flower_records.KNOWN, task.server_round)),
+            saved=int(config.get(flower_records.SAVED, task.server_round - 1)),
             whole=int(config.get(flower_records.WHOLE, 0)),
         )
         self._trained_round, self._lost_state = int(config.get(flower_records.TRAINED, 0)), False
-        # A class variable cannot be of a type variable; the class statement names the same class twice.
-        kind: type[Any] = self.config_class
-        self._seed = derive_seed(int(config.get(flower_records.SEED, 0)), "client", phase, server_round, key)
-        return Task(
-            server_round=server_round,
-            phase=phase,
-            seed=self._seed,
-            names=tuple(json.loads(config.get(flower_records.NAMES, "[]"))),
-            arrays=parameters,
-            payload=config.get(flower_records.PAYLOAD),
-            config=kind.from_wire(config),
-            max_payload_bytes=int(config.get(flower_records.MAX_BYTES, MAX_PAYLOAD_BYTES)),
-            extra=config,
-        )
+        self._seed = task.seed
+        return task
 
     @classmethod
     def _phases(cls) -> list[str]:
@@ -486,10 +490,3 @@ class KDClient(NumPyClient, Generic[ConfigT]):
         """Return the model's arrays; on the CPU these are views of its weights where those are contiguous."""
         tensors = self.model.state_dict()
         return {name: tensor.detach().cpu().contiguous().numpy() for name, tensor in tensors.items()}
-
-
-def _size_of(model: nn.Module, name: str) -> int:
-    size: Any = getattr(model, name, None)
-    if not isinstance(size, int) or size < 1:
-        raise ConfigError(f"a model with features() and classify() of its own needs {name}, got {size!r}")
-    return size

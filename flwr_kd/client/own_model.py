@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from typing import Any
 from weakref import WeakKeyDictionary
 
+import torch
 from flwr.app import Context
-from torch import nn
+from torch import Tensor, nn
 
 from flwr_kd.checks import ConfigError
+from flwr_kd.models import SplitModel
 from flwr_kd.models.given import Model, plain_model, private_copy
 from flwr_kd.models.reused import ModelPool
 
-__all__ = ["LentModel", "own_model"]
+__all__ = ["LentModel", "feature_shape", "named_size", "own_model"]
 
 _NOT_COPIED: WeakKeyDictionary[nn.Module, tuple[int, int]] = WeakKeyDictionary()
 """Which client (of a run) trains a model that cannot be copied."""
@@ -67,3 +70,26 @@ def own_model(model: Model | LentModel, context: Context, client: object) -> Mod
                 f"{error}. Clients cannot share such a model: build it inside client_fn"
             ) from None
         return model
+
+
+@torch.no_grad()
+def feature_shape(model: nn.Module, example: Callable[[], Tensor], device: torch.device) -> tuple[int, ...]:
+    """Return the shape of one sample's features, as the model names it or as one sample shows it.
+
+    Raises
+    ------
+    ConfigError
+        If a model with ``features`` of its own does not name it.
+    """
+    dim, shape = getattr(model, "feature_dim", None), getattr(model, "feature_shape", None)
+    if isinstance(model, SplitModel) and shape is None:
+        shape = tuple(model.eval().features(example().to(device)).shape[1:])
+    return (named_size(model, "feature_dim"),) if shape is None or dim is not None else tuple(shape)
+
+
+def named_size(model: nn.Module, name: str) -> int:
+    """Return a size that a model names; raise :class:`ConfigError` if it does not."""
+    size: Any = getattr(model, name, None)
+    if not isinstance(size, int) or size < 1:
+        raise ConfigError(f"a model with features() and classify() of its own needs {name}, got {size!r}")
+    return size

@@ -1,4 +1,4 @@
-"""Where a client's personal model lives between rounds.
+"""Where a client's personal model, and what else a method keeps at a client, lives between rounds.
 
 Flower keeps ``context.state`` in memory, per run. A SuperNode drops a large one without any error: in a trial
 250 MB were lost, 200 MB were kept. So there are two places: ``context.state`` up to a limit, or a file in the
@@ -24,7 +24,7 @@ from flwr_kd.learning.weights import size_of
 __all__ = ["MAX_STATE_BYTES", "PersonalState", "StateError"]
 
 MAX_STATE_BYTES = 150 * 10**6
-"""Size in bytes of the largest personal model that is kept in ``context.state``."""
+"""Largest size in bytes of all that is kept in ``context.state``."""
 _LONGEST_RUN, _EVER = 64, 2**63
 
 
@@ -33,11 +33,11 @@ class StateError(RuntimeError):
 
 
 class PersonalState:
-    """Save and load named tensors of one client and one run.
+    """Save and load sets of named tensors of one client and one run.
 
-    A ``state-dir`` keeps at most three rounds: the last one, and the last two from which the server could be
-    resumed, of which it may have written one only. A resumed server repeats later rounds, which must begin where
-    they began the first time.
+    A set has a name; that of the personal model is empty. A ``state-dir`` keeps at most three rounds of each: the
+    last one, and the last two from which the server could be resumed, of which it may have written one only. A
+    resumed server repeats later rounds, which must begin where they began the first time.
 
     Parameters
     ----------
@@ -86,7 +86,7 @@ class PersonalState:
         self._round, self._known, self._needed = server_round, known, (saved, whole)
 
     def check(self, size: int) -> None:
-        """Check that ``size`` bytes can be kept.
+        """Check that ``size`` bytes can be kept, of all sets together.
 
         Raises
         ------
@@ -105,9 +105,8 @@ class PersonalState:
             self._folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=self._folder):
                 pass
-            free = shutil.disk_usage(self._folder).free + sum(
-                f.stat().st_size for f in self._files().values()
-            )
+            kept = self._folder.glob(f"{glob.escape(self._stem().removesuffix('round-'))}*.safetensors")
+            free = shutil.disk_usage(self._folder).free + sum(file.stat().st_size for file in kept)
         except OSError as error:
             raise StateError(f"state-dir must be a folder that can be written to: {error}") from None
         if free < 2 * size:
@@ -116,34 +115,46 @@ class PersonalState:
                 "needs twice its size"
             )
 
-    def save(self, tensors: dict[str, Tensor]) -> None:
+    def save(self, tensors: dict[str, Tensor], name: str = "") -> None:
         """Keep the tensors until the next round.
+
+        Parameters
+        ----------
+        tensors : dict
+            They take the place of the set's earlier ones.
+        name : str
+            The set: letters and digits; empty for the personal model.
 
         Raises
         ------
         StateError
-            If there is no ``state-dir`` and the tensors are larger than :data:`MAX_STATE_BYTES`, or the file cannot
-            be written; what was kept earlier stays.
+            If there is no ``state-dir`` and all sets together are larger than :data:`MAX_STATE_BYTES`, or the file
+            cannot be written; what was kept earlier stays.
         """
-        tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+        tensors = {key: tensor.detach().cpu().contiguous().clone() for key, tensor in tensors.items()}
         if self._folder is None:
-            self.check(size_of(tensors))
-            self._context.state[self._KEY] = ArrayRecord(tensors)
-            self._context.state[self._WHEN] = ConfigRecord({"run": self._run})
+            self.check(size_of(tensors) + self._others(name))
+            self._context.state[self._key(name)] = ArrayRecord(tensors)
+            self._context.state[self._key(name, self._WHEN)] = ConfigRecord({"run": self._run})
             return
         try:
-            write_atomically(self._file(self._round), save(tensors), sync=self._sync)
-            files = self._files()
+            write_atomically(self._file(self._round, name), save(tensors), sync=self._sync)
+            files = self._files(name)
             needed = (max((r for r in files if r <= last), default=self._round) for last in self._needed)
             kept = {self._round, *needed}
-            broken_off = self._folder.glob(f".{glob.escape(self._stem)}*")
+            broken_off = self._folder.glob(f".{glob.escape(self._stem(name))}*")
             for file in (*(files[r] for r in files.keys() - kept), *broken_off):
                 file.unlink(missing_ok=True)
         except OSError as error:
-            raise StateError(f"cannot keep the personal model in {self._folder}: {error}") from error
+            raise StateError(f"cannot keep the {_called(name)} in {self._folder}: {error}") from error
 
-    def load(self) -> dict[str, Tensor] | None:
+    def load(self, name: str = "") -> dict[str, Tensor] | None:
         """Return what was saved last in this run, or None; from a ``state-dir``, up to the last round that counts.
+
+        Parameters
+        ----------
+        name : str
+            The set; empty for the personal model.
 
         Raises
         ------
@@ -151,35 +162,51 @@ class PersonalState:
             If the file exists and cannot be read.
         """
         if self._folder is not None:
-            rounds = [r for r in self._files() if r <= self._known]
+            rounds = [r for r in self._files(name) if r <= self._known]
             if not rounds:
                 return None
-            file = self._file(max(rounds))
+            file = self._file(max(rounds), name)
             try:
                 return dict(load_file(file))
             except (SafetensorError, OSError) as error:
-                raise StateError(f"cannot read the personal model in {file}: {error}") from error
-        record = self._context.state.array_records.get(self._KEY)
-        when = self._context.state.config_records.get(self._WHEN)
+                raise StateError(f"cannot read the {_called(name)} in {file}: {error}") from error
+        record = self._context.state.array_records.get(self._key(name))
+        when = self._context.state.config_records.get(self._key(name, self._WHEN))
         # Callers that did not name a run (for example inspection) get whatever is stored.
         if record is None or (self._known < _EVER and (when is None or when["run"] != self._run)):
             return None
-        return {name: torch.from_numpy(value.numpy().copy()) for name, value in record.items()}
+        return {key: torch.from_numpy(value.numpy().copy()) for key, value in record.items()}
 
-    def _file(self, server_round: int) -> Path:
+    def _key(self, name: str, key: str = _KEY) -> str:
+        return f"{key}.{name}" if name else key
+
+    def _others(self, name: str) -> int:
+        """Return the size of the other sets in Flower's context."""
+        return sum(
+            len(array.data)
+            for key, record in self._context.state.array_records.items()
+            if key.partition(".personal")[0] == "flwr-kd" and key != self._key(name)
+            for array in record.values()
+        )
+
+    def _file(self, server_round: int, name: str = "") -> Path:
         assert self._folder is not None
-        return self._folder / f"{self._stem}{server_round}.safetensors"
+        return self._folder / f"{self._stem(name)}{server_round}.safetensors"
 
-    @property
-    def _stem(self) -> str:
-        return f"run-{self._run}-node-{self._node}-round-"
+    def _stem(self, name: str = "") -> str:
+        return f"run-{self._run}-node-{self._node}-{f'{name}-' if name else ''}round-"
 
-    def _files(self) -> dict[int, Path]:
-        """Return the files of this run and node, by round."""
+    def _files(self, name: str = "") -> dict[int, Path]:
+        """Return a set's files of this run and node, by round."""
         assert self._folder is not None
         files = {}
-        for file in self._folder.glob(f"{glob.escape(self._stem)}*.safetensors"):
-            number = file.name.removeprefix(self._stem).removesuffix(".safetensors")
+        stem = self._stem(name)
+        for file in self._folder.glob(f"{glob.escape(stem)}*.safetensors"):
+            number = file.name.removeprefix(stem).removesuffix(".safetensors")
             if number.isdecimal():
                 files[int(number)] = file
         return files
+
+
+def _called(name: str) -> str:
+    return f"set {name!r} of a client's state" if name else "personal model"

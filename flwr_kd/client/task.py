@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 import numpy.typing as npt
 import torch
 
 from flwr_kd.config import ConfigT
-from flwr_kd.seeding import torch_generator
+from flwr_kd.seeding import derive_seed, torch_generator
+from flwr_kd.transport import flower_records as records
 from flwr_kd.transport.payload import MAX_PAYLOAD_BYTES, Payload
 
 __all__ = ["Answer", "Measured", "Task"]
@@ -43,6 +45,8 @@ class Task(Generic[ConfigT]):
         Largest payload.
     extra : mapping
         The message's whole config, with what a strategy put into :attr:`~flwr_kd.Outgoing.config`.
+    client_seed : int
+        Seed of this client in the whole run, for what is drawn once.
     """
 
     server_round: int
@@ -54,6 +58,47 @@ class Task(Generic[ConfigT]):
     config: ConfigT
     max_payload_bytes: int = MAX_PAYLOAD_BYTES
     extra: Mapping[str, Any] = field(default_factory=dict)
+    client_seed: int = 0
+
+    @classmethod
+    def of_message(
+        cls,
+        kind: Callable[[Mapping[str, Any]], ConfigT],
+        arrays: list[NDArray],
+        config: Mapping[str, Any],
+        *,
+        client: int | str,
+    ) -> Self:
+        """Return the task that a message's arrays and config ask for.
+
+        Parameters
+        ----------
+        kind : callable
+            Reads the method's hyper-parameters from the config.
+        arrays, config
+            As Flower hands them to a client.
+        client : int or str
+            What tells the clients apart when seeds are derived.
+
+        Raises
+        ------
+        ConfigError
+            If a hyper-parameter is not allowed.
+        """
+        server_round, phase = int(config.get(records.ROUND, 1)), str(config.get(records.PHASE, "train"))
+        seed = int(config.get(records.SEED, 0))
+        return cls(
+            server_round=server_round,
+            phase=phase,
+            seed=derive_seed(seed, "client", phase, server_round, client),
+            names=tuple(json.loads(config.get(records.NAMES, "[]"))),
+            arrays=arrays,
+            payload=config.get(records.PAYLOAD),
+            config=kind(config),
+            max_payload_bytes=int(config.get(records.MAX_BYTES, MAX_PAYLOAD_BYTES)),
+            extra=config,
+            client_seed=derive_seed(seed, "client", client),
+        )
 
     def generator(self, purpose: str) -> torch.Generator:
         """Return a private generator for one purpose in this phase."""

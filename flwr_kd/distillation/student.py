@@ -20,6 +20,7 @@ from flwr_kd.distillation.samples import batches_on, check_all_present, check_sa
 from flwr_kd.distillation.teachers import Matching, Weights, ensemble_means, soft_labels
 from flwr_kd.learning.batches import Batches
 from flwr_kd.learning.device import placed
+from flwr_kd.learning.held_out import hold_out
 from flwr_kd.learning.loop import fit, make_optimizer
 from flwr_kd.learning.weights import check_finite_weights, load_weights
 from flwr_kd.seeding import torch_generator
@@ -31,7 +32,6 @@ __all__ = [
     "EarlyStopping",
     "distil_ensemble",
     "distil_student",
-    "hold_out",
     "mean_without",
 ]
 
@@ -141,20 +141,6 @@ class EarlyStopping:
             return True
         self.waited += 1
         return False
-
-
-def hold_out(count: int, share: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Draw the rows to train on and, disjoint from them, the rows of the validation loss; both ascending.
-
-    The number of held-out rows is the share rounded to the nearest number; it is 0 for few samples.
-
-    >>> train, validation = hold_out(20, 0.1, torch.Generator().manual_seed(0))
-    >>> len(train), len(validation), sorted([*train.tolist(), *validation.tolist()]) == list(range(20))
-    (18, 2, True)
-    """
-    order = torch.randperm(count, generator=generator)
-    size = min(int(count * share + 0.5), max(count - 1, 0))
-    return order[size:].sort().values, order[:size].sort().values
 
 
 def distil_ensemble(

@@ -370,5 +370,6 @@ def round_result(stats: RoundStats) -> RoundResult:
         },
         available=stats.available,
         stored=tuple(map(str, sorted(stats.stored))),
+        accuracy_before=stats.accuracy_before,
         received=tuple(map(str, sorted(stats.received))),
     )

@@ -108,14 +108,16 @@ class Batches:
         other.dtype, other._reader = None, Reader(self.dataset, self.loader)
         return other
 
-    def shuffled(self, batch_size: int, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield one epoch in a random order.
+    def shuffled(
+        self, batch_size: int, generator: torch.Generator, rows: Tensor | None = None
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield one epoch in a random order; with ``rows``, positions ``[n]``, only of these samples.
 
         Every sample is used, and no batch has a single sample, on which BatchNorm cannot train: a last one joins
         the batch before. The exception is a data set of one sample. With a loader's ``drop_last`` the incomplete
         batch is left out, unless it is the only one. A loader's own batch sampler composes the batches.
         """
-        for _, batch in self._epoch(batch_size, generator):
+        for _, batch in self._epoch(batch_size, generator, rows):
             yield batch
 
     def indexed(

@@ -29,9 +29,10 @@ SCHEMA_VERSION = 1
 """Version of the JSON; a reader refuses any other."""
 _LAST = 5
 _ACCURACIES = ("local_accuracy", "local_top5", "global_accuracy", "server_accuracy")
-_OF_LAST_ROUND = ("available", "stored", "received")
+_OF_LAST_ROUND = ("available", "stored", "received", "accuracy_before")
 """Left out of the file where there is nothing to say."""
 _OF_CLIENT = ("local_accuracy", "local_top5")
+_BEFORE = "local_accuracy_before"
 _METRICS = (
     *_ACCURACIES,
     *(f"{name}_last5" for name in _ACCURACIES),
@@ -69,12 +70,16 @@ class RoundResult:
         Accuracy of a server's model that the clients do not have (FedGKT's predictor), on their test splits; None
         without one.
     clients : dict
-        Per client, by its partition id as text, its own ``local_accuracy`` and ``local_top5``.
+        Per client, by its partition id as text, its own ``local_accuracy`` and ``local_top5``. Where clients
+        adapted the last global model, these are the adapted one's, and ``local_accuracy_before`` the global one's.
     available : int or None
         Number of clients that were connected, of which ``participants`` took part; None if not known.
     stored, received : tuple of str
         Keys of ``clients`` that did not take part in the last round, and were measured after it: with the personal
         model that they keep, or with the model that they would receive.
+    accuracy_before : float or None
+        Mean over clients of the last global model's accuracy on their own test splits, where they then adapted it;
+        else None.
 
     Raises
     ------
@@ -101,6 +106,7 @@ class RoundResult:
     available: int | None = None
     stored: tuple[str, ...] = ()
     received: tuple[str, ...] = ()
+    accuracy_before: float | None = None
 
     def __post_init__(self) -> None:
         for name, least in (
@@ -116,10 +122,12 @@ class RoundResult:
         object.__setattr__(self, "train_loss", _measured("train_loss", self.train_loss))
         clients = json_mapping("clients", self.clients)
         for client, values in clients.items():
-            if not isinstance(values, dict) or not set(values) <= set(_OF_CLIENT):
+            if not isinstance(values, dict) or not set(values) <= {*_OF_CLIENT, _BEFORE}:
                 raise ResultError(f"clients[{client!r}] must have {' and '.join(_OF_CLIENT)}, got {values!r}")
-            clients[client] = {name: _accuracy(name, values.get(name)) for name in _OF_CLIENT}
+            names = (*_OF_CLIENT, _BEFORE) if _BEFORE in values else _OF_CLIENT
+            clients[client] = {name: _accuracy(name, values.get(name)) for name in names}
         object.__setattr__(self, "clients", clients)
+        object.__setattr__(self, "accuracy_before", _accuracy("accuracy_before", self.accuracy_before))
         if self.available is not None:
             whole_number("available", self.available, 0, error=ResultError)
         for name in ("stored", "received"):
@@ -378,7 +386,7 @@ class Comparison:
                         {
                             name: getattr(result, name)
                             for name in _ROUND_KEYS
-                            if name not in _OF_LAST_ROUND or getattr(result, name)
+                            if name not in _OF_LAST_ROUND or getattr(result, name) not in (None, ())
                         }
                         for result in run.rounds
                     ],

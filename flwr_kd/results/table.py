@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from flwr_kd.results.schema import Comparison, RunResult
@@ -119,6 +120,9 @@ def coverage(comparison: Comparison) -> list[str]:
 def _clients_of(runs: Sequence[RunResult], clients: object) -> str:
     """Say whose local accuracy a method's runs have in the last round; an empty text if all clients took part."""
     last = [run.rounds[-1] for run in runs if run.rounds and run.rounds[-1].local_accuracy is not None]
+    before = [stats.accuracy_before for stats in last if stats.accuracy_before is not None]
+    if before:
+        return f"each client's adapted copy of the global model, which has {100 * fmean(before):.2f} % before"
     # Results of earlier versions do not name the number of clients that were there.
     known = [stats.available for stats in last if stats.available is not None]
     total = max(known) if known else clients

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from logging import INFO, WARNING
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +10,7 @@ from flwr.app import ArrayRecord
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
-from flwr_kd.server.measurements import SHARES, mean_of_clients
+from flwr_kd.server.measurements import BEFORE, SHARES, mean_of_clients
 from flwr_kd.server.records import Node, Reply, RoundStats
 from flwr_kd.server.replies import check_shares, read_evaluations
 from flwr_kd.transport import flower_records
@@ -28,8 +28,10 @@ def measure_others(
     """Measure the clients that did not take part in the last round; its means become those of all clients.
 
     A client measures its personal model of this run, else the model that it would receive. If all connected clients
-    took part, nothing is sent. Clients without test data are not asked, nor those that have just not replied in
-    time. The messages are no part of the method: their bytes are not counted. A client that fails costs nothing.
+    took part, nothing is sent. Where clients adapt the last global model (``personalize-epochs``), all of them are
+    asked, and measure it before and after. Clients without test data are not asked, nor those that have just not
+    replied in time. The messages are no part of the method: their bytes are not counted. A client that fails costs
+    nothing.
 
     Parameters
     ----------
@@ -46,22 +48,25 @@ def measure_others(
     """
     strategy = run.strategy
     took_part = {reply.node.node_id for reply in replies} - run.failed
+    there = [node for node in run.present if node.num_test_examples and node.node_id not in run.silent]
     others = [
-        node
-        for node in run.present
-        if node.node_id not in took_part | run.silent
-        and node.key not in strategy.stats.clients
-        and node.num_test_examples
+        node for node in there if node.node_id not in took_part and node.key not in strategy.stats.clients
     ]
-    if not others:
+    adapt = strategy.config.personalizes
+    if adapt:
+        strategy.stats.clients = {}
+        log(INFO, "Measuring %d clients before and after they adapt the global model", len(there))
+    elif others:
+        log(INFO, "Measuring %d clients that did not take part in the last round", len(others))
+    measured = there if adapt else others
+    if not measured:
         return
-    log(INFO, "Measuring %d clients that did not take part in the last round", len(others))
     messages = run.messages.evaluate(
         strategy.stats.server_round,
-        list(strategy.configure_measurement(others, arrays)),
+        list(strategy.configure_measurement(measured, arrays)),
         RoundStats(strategy.stats.server_round),
         names_of=lambda node: strategy.template_of(node).names,
-        phase=flower_records.MEASURE,
+        phase=flower_records.PERSONALIZE if adapt else flower_records.MEASURE,
         personal=run.personal.of,
         extra=extra,
     )
@@ -69,16 +74,24 @@ def measure_others(
     take_measurements(
         ((run.roster.nodes[message.metadata.dst_node_id], arrived) for message, arrived in delivered),
         strategy.stats,
+        took_part={node.key for node in measured} - {node.key for node in others},
     )
 
 
-def take_measurements(delivered: Iterable[tuple[Node, Delivered]], stats: RoundStats) -> None:
-    """Add the clients' measurements to a round's statistics, and compute its means again."""
+def take_measurements(
+    delivered: Iterable[tuple[Node, Delivered]], stats: RoundStats, *, took_part: Collection[int] = ()
+) -> None:
+    """Add the clients' measurements to a round's statistics, and compute its means again.
+
+    Those of ``took_part``, by their keys, are not listed as measured in addition.
+    """
     for node, reply in read_evaluations(delivered, check=check_shares):
-        reported = {name: reply.metrics[name] for name in SHARES if name in reply.metrics}
+        reported = {name: reply.metrics[name] for name in (*SHARES, BEFORE) if name in reply.metrics}
         if "local-accuracy" not in reported:
             log(WARNING, "the evaluation of %s is dropped: it has no local-accuracy", node)
             continue
         stats.clients[node.key] = reported
+        if node.key in took_part:
+            continue
         (stats.stored if reply.metrics.get(flower_records.STORED) else stats.received).append(node.key)
     mean_of_clients(stats)

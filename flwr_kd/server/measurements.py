@@ -11,10 +11,12 @@ from flwr.app import MetricRecord
 from flwr_kd.server.aggregation import shares
 from flwr_kd.server.records import Reply, RoundStats
 
-__all__ = ["SHARES", "average", "mean_evaluation", "mean_of_clients", "summarise"]
+__all__ = ["BEFORE", "SHARES", "average", "mean_evaluation", "mean_of_clients", "summarise"]
 
 SHARES = ("local-accuracy", "local-top5")
 """Metrics that every client may report, in [0, 1]."""
+BEFORE = "local-accuracy-before"
+"""The accuracy of a model that the client then adapted."""
 
 
 def average(values: Sequence[float], weights: Sequence[float]) -> float:
@@ -79,6 +81,8 @@ def mean_of_clients(stats: RoundStats) -> dict[str, float]:
         if values:
             means[name] = float(np.mean(values))
     stats.local_accuracy, stats.local_top5 = means.get(SHARES[0]), means.get(SHARES[1])
+    before = [client[BEFORE] for client in stats.clients.values() if BEFORE in client]
+    stats.accuracy_before = float(np.mean(before)) if before else None
     return means
 
 

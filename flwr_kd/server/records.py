@@ -233,9 +233,12 @@ class RoundStats:
     """(down, up) per partition id, or per node id where a node has no partition id."""
     clients: dict[int, dict[str, float]] = field(default_factory=dict)
     """``local-accuracy`` and ``local-top5`` of each client that reported them, by the same key. After the last
-    round also of those that did not take part in it: these are in ``stored`` or ``received`` as well."""
+    round also of those that did not take part in it: these are in ``stored`` or ``received`` as well. Where clients
+    adapted the last global model, also ``local-accuracy-before``."""
     stored: list[int] = field(default_factory=list)
     """Clients that were measured after the last round with the personal model that they keep."""
+    accuracy_before: float | None = None
+    """Mean over clients of the global model's accuracy on their own test data, before they adapted it."""
     received: list[int] = field(default_factory=list)
     """Clients that were measured after the last round with the model that they would receive."""
 

@@ -27,7 +27,7 @@ from flwr_kd.server.records import KDResult, NDArray, Node, Outgoing, Reply, Rou
 from flwr_kd.server.run import Run
 from flwr_kd.transport.payload import MAX_PAYLOAD_BYTES, Payload, PayloadT
 from flwr_kd.transport.template import ArrayTemplate, GivenNames
-from flwr_kd.wording import begin_run
+from flwr_kd.wording import assignment, begin_run
 
 __all__ = ["MAX_EXAMPLES", "KDStrategy"]
 
@@ -151,6 +151,11 @@ class KDStrategy(FlowerLoop, Generic[ConfigT, PayloadT]):
         # A class variable cannot be of a type variable; the class statement names the same class twice.
         kind: type[Any] = self.config_class
         self.config: ConfigT = config if config is not None else kind.from_mapping(hyperparameters)
+        if self.config.personalizes and not self.sends_weights:
+            raise ConfigError(
+                f"{assignment('personalize_epochs', 0)} expected: {type(self).__name__} has no global model that "
+                f"clients could fine-tune, got {self.config.personalize_epochs}"
+            )
         share("fraction_train", fraction_train, open_low=True)
         share("fraction_evaluate", fraction_evaluate)
         whole_number("min_train_nodes", min_train_nodes, 1, 2**31)

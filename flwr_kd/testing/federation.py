@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, cast
 
@@ -190,14 +190,18 @@ class Federation:
         self,
         rounds: int = 2,
         *,
+        settings: Sequence[str] = (),
         kind: type[InlineGrid | ProcessGrid] = InlineGrid,
         grid: dict[str, Any] | None = None,
         timeout: float = 300.0,
         **options: Any,
     ) -> tuple[KDStrategy[Any, Any], KDResult]:
-        """Run some rounds on a ``kind`` of grid; ``grid`` are its options, others are of the strategy."""
+        """Run some rounds on a ``kind`` of grid; ``grid`` are its options, others are of the strategy.
+
+        ``settings`` are hyper-parameters as ``name=value``.
+        """
         with self.counting or nullcontext():
-            strategy = self.strategy(**options)
+            strategy = self.strategy(*settings, **options)
             opened = kind(self.app(), self.clients, **{"work_seconds": WORK_SECONDS, **(grid or {})})
             try:
                 return strategy, strategy.start(opened, self.initial(), num_rounds=rounds, timeout=timeout)

@@ -76,6 +76,8 @@ SET_BY_RUN = frozenset({PAYLOAD, PHASE, ROUND, SEED, NAMES, MAX_BYTES, RUN, TRAI
 """What the run sets in each message's config, whatever a user's scalars are."""
 MEASURE = "measure"
 """The phase that an evaluate message names if the client is to measure its own model, as after its training."""
+PERSONALIZE = "personalize"
+"""The phase in which a client also fine-tunes a copy of the global model, and measures it before and after."""
 STORED = "stored-model"
 """Metric of such a reply: 1 if the model is the client's personal one of this run, 0 if it is what it received."""
 _MAX_EXAMPLES = 2**53

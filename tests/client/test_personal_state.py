@@ -197,3 +197,50 @@ class TestFile:
             write_atomically(path, data)
             assert path.read_bytes() == data
         assert [p.name for p in path.parent.iterdir()] == ["file.bin"]
+
+
+class TestSets:
+    """Several named sets of tensors of one client."""
+
+    @pytest.fixture(params=["context", "folder"])
+    def state(self, request: pytest.FixtureRequest, tmp_path: Path) -> PersonalState:
+        config: dict[str, Any] = {"state-dir": str(tmp_path)} if request.param == "folder" else {}
+        return PersonalState(Context(1, 2, {"partition-id": 3, **config}, RecordDict(), {}))
+
+    def test_they_do_not_touch_each_other(self, state: PersonalState) -> None:
+        state.at("a", 1, known=1, saved=0)
+        state.save({"w": torch.ones(2)})
+        assert state.load("previous") is None
+        state.save({"w": torch.zeros(3)}, "previous")
+        state.save({"x": torch.full((1,), 5.0)}, "other")
+        assert [
+            state.load(name)[key].tolist() for name, key in (("", "w"), ("previous", "w"), ("other", "x"))
+        ] == [  # type: ignore[index]
+            [1, 1],
+            [0, 0, 0],
+            [5],
+        ]
+        state.at("a", 2, known=2, saved=1)
+        state.save({"w": torch.zeros(2)})
+        assert state.load("previous")["w"].tolist() == [0, 0, 0]  # type: ignore[index]
+        assert state.load("")["w"].tolist() == [0, 0]  # type: ignore[index]
+        state.at("b", 1, known=1, saved=0)
+        assert state.load() is state.load("previous") is None
+
+    def test_a_resumed_run_has_each_as_it_was(self, tmp_path: Path) -> None:
+        state = PersonalState(Context(1, 2, {"state-dir": str(tmp_path)}, RecordDict(), {}))
+        for number in (1, 2, 3):
+            state.at("a", number, known=number, saved=1)
+            state.save({"w": torch.full((1,), float(number))}, "previous")
+        state.at("a", 2, known=1, saved=1)
+        assert state.load("previous")["w"].item() == 1.0  # type: ignore[index]
+
+    def test_their_sizes_count_together(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(personal_state, "MAX_STATE_BYTES", 1000)
+        state = PersonalState(Context(1, 2, {}, RecordDict(), {}))
+        state.save({"w": torch.zeros(150)})
+        with pytest.raises(StateError, match="state-dir"):
+            state.save({"w": torch.zeros(100)}, "previous")
+        assert state.load("previous") is None
+        # The set's own earlier tensors do not count.
+        state.save({"w": torch.zeros(160)})

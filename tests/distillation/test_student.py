@@ -33,9 +33,10 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from flwr_kd.distillation.config import AVERAGES
-from flwr_kd.distillation.student import Distillation, Distilled, EarlyStopping, distil_student, hold_out
+from flwr_kd.distillation.student import Distillation, Distilled, EarlyStopping, distil_student
 from flwr_kd.distillation.teachers import Matching
 from flwr_kd.learning.batches import DatasetError
+from flwr_kd.learning.held_out import hold_out
 from flwr_kd.learning.weights import get_weights
 
 

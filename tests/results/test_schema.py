@@ -309,6 +309,7 @@ def test_the_fields_are_the_schema():
         "available",
         "stored",
         "received",
+        "accuracy_before",
     ]
     assert schema.SCHEMA_VERSION == 1
 

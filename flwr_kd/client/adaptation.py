@@ -1,0 +1,98 @@
+"""A client's own copy of the last global model, fine-tuned on its training data, and measured before and after.
+
+Source: Yu, Bagdasaryan and Shmatikov, "Salvaging Federated Learning by Local Adaptation", 2020, section 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from flwr_kd.client.task import Measured, Task
+from flwr_kd.learning.loop import BatchNorms
+from flwr_kd.models import FeatureModel, SplitModel
+from flwr_kd.models.head import HeadTap
+from flwr_kd.seeding import forked_global_rng
+
+if TYPE_CHECKING:
+    from flwr_kd.client.client import KDClient
+
+__all__ = ["fine_tune", "head_of", "measured_before_and_after"]
+
+
+def fine_tune(client: KDClient[Any], task: Task[Any]) -> None:
+    """Minimise cross-entropy for ``personalize-epochs``, with a fresh optimiser and the round's learning rate.
+
+    With ``personalize-part=head`` only the head is trained; the rest is in eval mode, and its running statistics do
+    not change.
+    """
+    model, config = client.model, task.config
+    if config.personalize_part == "model":
+        client.train(task, lambda x, y: F.cross_entropy(model(x), y), epochs=config.adaptation_epochs)
+        return
+    batchnorms = BatchNorms(model)
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        with batchnorms.frozen():
+            return F.cross_entropy(model.classify(model.features(x)), y)
+
+    with _only_trained(model, head_of(model)):
+        client.train(task, loss, epochs=config.adaptation_epochs)
+
+
+def measured_before_and_after(
+    client: KDClient[Any], task: Task[Any]
+) -> tuple[Measured | None, dict[str, float]]:
+    """Measure the client's model, adapt it, and measure it again.
+
+    Returns
+    -------
+    measured : Measured or None
+        The adapted model's; None without test data, where nothing is adapted.
+    metrics : dict
+        Its accuracies, and ``local-accuracy-before``.
+    """
+    before = client.measure(task.config.batch_size)
+    if before is None:
+        return None, {}
+    with forked_global_rng(task.seed, client.model, client.device):
+        client.adapt(task)
+    after = client.measure(task.config.batch_size)
+    assert after is not None
+    return after, {**after.metrics(), "local-accuracy-before": before.accuracy}
+
+
+def head_of(model: nn.Module) -> nn.Module:
+    """Return the part of a client's model that maps features to logits.
+
+    Raises
+    ------
+    ValueError
+        If the model has ``features`` and ``classify`` of its own, and names no ``head``.
+    """
+    if isinstance(model, HeadTap):
+        return model.tapped_linear()
+    head = model.predictor if isinstance(model, SplitModel) else getattr(model, "head", None)
+    if not isinstance(head, nn.Module):
+        raise ValueError(
+            f"personalize-part=head needs a model with a head, a module; {type(model).__name__} has none: set "
+            f"personalize-part=model, or give {FeatureModel.__name__}(extractor, head)"
+        )
+    return head
+
+
+@contextmanager
+def _only_trained(model: nn.Module, part: nn.Module) -> Iterator[None]:
+    chosen = {id(parameter) for parameter in part.parameters()}
+    fixed = [p for p in model.parameters() if p.requires_grad and id(p) not in chosen]
+    for parameter in fixed:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in fixed:
+            parameter.requires_grad_(True)
