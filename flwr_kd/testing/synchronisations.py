@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from types import TracebackType
@@ -26,7 +26,6 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
 
 __all__ = ["DEVICE", "CountingDevice", "Counts"]
 
@@ -193,12 +192,18 @@ class _DeviceTensor(Tensor):
 def _run(device: CountingDevice, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Run an operation on the values, count it, and return tensors of the device where a GPU would."""
     name = func._schema.name.rpartition("::")[2]
-    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    tensors: list[Tensor] = []
+
+    def held(tensor: Tensor) -> Tensor:
+        tensors.append(tensor)
+        return tensor.held if isinstance(tensor, _DeviceTensor) else tensor
+
+    values, options = _mapped(held, tuple(args)), _mapped(held, kwargs)
     here = any(isinstance(tensor, _DeviceTensor) for tensor in tensors)
     result_here = here
     if kwargs.get("device") is not None:
         result_here = torch.device(kwargs["device"]).type == DEVICE.type
-        kwargs["device"] = torch.device("cpu") if result_here else kwargs["device"]
+        options["device"] = torch.device("cpu") if result_here else kwargs["device"]
     elif name == "copy_":
         result_here = isinstance(args[0], _DeviceTensor)
     if here and name not in _MAY_MIX:
@@ -206,19 +211,27 @@ def _run(device: CountingDevice, func: Any, args: Sequence[Any], kwargs: dict[st
     if result_here and isinstance(kwargs.get("generator"), torch.Generator):
         raise RuntimeError(f"{name}: a generator of the CPU cannot draw on {DEVICE}")
     _count(device, name, args, kwargs, here, result_here)
-    wrappers = {id(t.held): t for t in tensors if isinstance(t, _DeviceTensor)}
-    args, kwargs = tree_map(_held_by, args), tree_map(_held_by, kwargs)
-    out = func(*args, **kwargs)
+    out = func(*values, **options)
     if not result_here:
         return out
     # An operation that changes a tensor in place returns that tensor.
-    return tree_map(
-        lambda leaf: wrappers.get(id(leaf), _DeviceTensor(leaf)) if isinstance(leaf, Tensor) else leaf, out
-    )
+    wrappers = {id(tensor.held): tensor for tensor in tensors if isinstance(tensor, _DeviceTensor)}
+
+    def on_device(tensor: Tensor) -> _DeviceTensor:
+        return wrappers[id(tensor)] if id(tensor) in wrappers else _DeviceTensor(tensor)
+
+    return _mapped(on_device, out)
 
 
-def _held_by(leaf: Any) -> Any:
-    return leaf.held if isinstance(leaf, _DeviceTensor) else leaf
+def _mapped(function: Callable[[Tensor], Any], value: Any) -> Any:
+    """Apply a function to all tensors in lists, tuples and dicts; PyTorch's tree_map takes much longer."""
+    if isinstance(value, Tensor):
+        return function(value)
+    if isinstance(value, list | tuple):
+        return type(value)([_mapped(function, part) for part in value])
+    if isinstance(value, dict):
+        return {key: _mapped(function, part) for key, part in value.items()}
+    return value
 
 
 def _count(
