@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 
+import torch
 from flwr.app import Context
 from flwr.client import Client
 from flwr.clientapp import ClientApp
@@ -29,6 +30,13 @@ class BuiltApp(ClientApp):
         return BuiltApp, (self._client_fn,)
 
 
+def _load_what_training_needs() -> None:
+    """Make an optimiser's step here: PyTorch loads for a second then, which each forked process would."""
+    weight = torch.nn.Parameter(torch.zeros(1))
+    weight.grad = torch.zeros(1)
+    torch.optim.Adam([weight]).step()
+
+
 def run_processes(app: ClientApp, experiment: Experiment, serve: Callable[[Grid], None]) -> None:
     """Run a server against clients in processes: as many as the experiment has workers, with one thread each.
 
@@ -47,6 +55,8 @@ def run_processes(app: ClientApp, experiment: Experiment, serve: Callable[[Grid]
         start_method=None if on_cpu else "spawn",
         seed=experiment.seed,
     )
+    if on_cpu:
+        _load_what_training_needs()
     with closing(grid), one_thread():
         # Before the server: what fails here is not the clients' fault.
         grid.begin()

@@ -6,10 +6,11 @@ message nor parsed, and nothing is unpickled. Frames of any size can go through 
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
@@ -21,6 +22,7 @@ __all__ = [
     "decode_part",
     "encode",
     "encode_part",
+    "entries",
     "join",
     "pack",
     "parts_of",
@@ -29,6 +31,8 @@ __all__ = [
 ]
 
 _LENGTH = struct.Struct("<Q")
+_HELD = "_data"
+_JSON = json.JSONEncoder(separators=(",", ":"))
 _KINDS: dict[str, Any] = {"metrics": MetricRecord, "config": ConfigRecord}
 Take = Callable[[int], bytes]
 """Returns the next bytes of a frame."""
@@ -36,7 +40,7 @@ Take = Callable[[int], bytes]
 
 def pack(head: Any, buffers: Sequence[bytes] = ()) -> list[bytes]:
     """Return the parts of a frame, in order; ``head`` is a value of JSON."""
-    text = json.dumps(head, separators=(",", ":")).encode()
+    text = _JSON.encode(head).encode()
     return [_LENGTH.pack(len(text)), text, *buffers]
 
 
@@ -89,9 +93,14 @@ class Segment:
             raise SharedMemoryError(f"no shared memory can be made: {error}") from error
 
     @staticmethod
+    @functools.cache
     def available() -> bool:
-        """Say whether this system has such files: Linux has."""
-        return hasattr(os, "memfd_create")
+        """Say whether this system has such files: Linux has, unless a sandbox forbids them."""
+        try:
+            Segment().close()
+        except (AttributeError, SharedMemoryError):
+            return False
+        return True
 
     def write(self, parts: Sequence[bytes]) -> int:
         """Write a frame from the beginning, over what was there, and return its size.
@@ -153,7 +162,7 @@ def encode(
         Returns the key of an array record or a byte string that is sent apart; None for all others.
     """
     encoded: list[Any] = []
-    for name, record in content.items():
+    for name, record in entries(content).items():
         key = shared(record)
         if key is not None:
             encoded.append([name, "shared", key])
@@ -161,7 +170,7 @@ def encode(
             encoded.append([name, "arrays", _encode_arrays(record, buffers)])
         else:
             kind = "metrics" if isinstance(record, MetricRecord) else "config"
-            values = {key: _encode_value(value, buffers, shared) for key, value in record.items()}
+            values = {key: _encode_value(value, buffers, shared) for key, value in entries(record).items()}
             encoded.append([name, kind, values])
     return encoded
 
@@ -172,19 +181,30 @@ def decode(encoded: Sequence[Any], take: Take, shared: Callable[[int], Any] = la
     for name, kind, values in encoded:
         if kind == "shared":
             # Entries that are the same objects are decoded once by who reads them.
-            record = ArrayRecord()
-            record.update(shared(values))
-            content[name] = record
+            content[name] = _record(ArrayRecord, entries(shared(values)))
         elif kind == "arrays":
             content[name] = _decode_arrays(values, take)
         else:
-            content[name] = _KINDS[kind](
-                {
-                    key: _decode_value(value, take, shared) if isinstance(value, dict) else value
-                    for key, value in values.items()
-                }
-            )
+            decoded = {
+                key: _decode_value(value, take, shared) if isinstance(value, dict) else value
+                for key, value in values.items()
+            }
+            content[name] = _record(_KINDS[kind], decoded)
     return content
+
+
+def entries(record: Any) -> Mapping[str, Any]:
+    """Return what a record of Flower's holds, not to be changed; Flower's own way makes four calls per entry."""
+    held = vars(record).get(_HELD)
+    return held if isinstance(held, dict) else dict(record.items())
+
+
+def _record(kind: Any, values: Mapping[str, Any]) -> Any:
+    """Return a record; its entries were checked where it was made first."""
+    record = kind()
+    held = vars(record).get(_HELD)
+    (held if isinstance(held, dict) else record).update(values)
+    return record
 
 
 def encode_part(part: ArrayRecord | bytes) -> list[bytes]:
@@ -203,27 +223,31 @@ def decode_part(take: Take) -> ArrayRecord | bytes:
 
 def parts_of(content: RecordDict, least: int) -> Iterator[ArrayRecord | bytes]:
     """Yield what of a message others may share: its arrays, and byte strings of at least that size."""
-    for record in content.values():
+    for record in entries(content).values():
         if isinstance(record, ArrayRecord):
             yield record
         else:
             yield from (
-                value for value in record.values() if isinstance(value, bytes) and len(value) >= least
+                value
+                for value in entries(record).values()
+                if isinstance(value, bytes) and len(value) >= least
             )
 
 
 def _encode_arrays(record: ArrayRecord, buffers: list[bytes]) -> list[Any]:
-    buffers += [array.data for array in record.values()]
+    arrays = entries(record)
+    buffers += [array.data for array in arrays.values()]
     return [
-        [key, array.dtype, list(array.shape), array.stype, len(array.data)] for key, array in record.items()
+        [key, array.dtype, list(array.shape), array.stype, len(array.data)] for key, array in arrays.items()
     ]
 
 
 def _decode_arrays(values: Sequence[Any], take: Take) -> ArrayRecord:
-    record = ArrayRecord()
-    for key, dtype, shape, stype, size in values:
-        record[key] = Array(dtype=dtype, shape=tuple(shape), stype=stype, data=take(size))
-    return record
+    arrays = {
+        key: Array(dtype=dtype, shape=tuple(shape), stype=stype, data=take(size))
+        for key, dtype, shape, stype, size in values
+    }
+    return _record(ArrayRecord, arrays)  # type: ignore[no-any-return]
 
 
 def _encode_value(value: Any, buffers: list[bytes], shared: Callable[[object], int | None]) -> Any:

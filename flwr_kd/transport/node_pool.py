@@ -167,9 +167,11 @@ class NodeProcess:
                     f"{option('backend', 'inline')}"
                 ) from error
         theirs.close()
-        self.exit: Any = self._process.sentinel
-        if hasattr(os, "pidfd_open"):
-            self.exit = _Exit(self._process.pid)
+        try:
+            self.exit: Any = _Exit(self._process.pid)
+        except (AttributeError, OSError):
+            # Not on this system: the end is seen once the process's own children have ended as well.
+            self.exit = self._process.sentinel
 
     @property
     def handles(self) -> list[Any]:

@@ -27,8 +27,11 @@ from flwr_kd.wording import warn_once_as
 
 __all__ = ["ProcessGrid"]
 
-_AHEAD, _FAR_AHEAD, _HELD_BYTES = 2, 16, 64 * 2**20
+_AHEAD, _FAR_AHEAD, _MOST_AHEAD, _HELD_BYTES = 2, 16, 128, 64 * 2**20
+"""Messages that are answered before their replies are asked for: two for each process, and up to 16, at most 128 in
+all, while their replies take up to 64 MiB. So a slow client delays few others."""
 _SHORT_SECONDS = 0.1
+"""A process gets its next message while it works if messages take no longer than that."""
 
 
 class ProcessGrid(LocalGrid):
@@ -217,7 +220,8 @@ class ProcessGrid(LocalGrid):
         """Give messages to free processes: the one that is waited for, and some of those that follow."""
         self.begin()
         depth = 2 if Segment.available() and self._typical < _SHORT_SECONDS else 1
-        room = self._workers * max(_AHEAD, min(_FAR_AHEAD, _HELD_BYTES // self._largest // self._workers))
+        far = min(_FAR_AHEAD * self._workers, _MOST_AHEAD, _HELD_BYTES // self._largest)
+        room = max(_AHEAD * self._workers, far)
         held = len(self._jobs) - len(self._waiting)
         busy = {job.node_id for process in self._pool.processes for job in process.jobs}
         first = needed.message.metadata.message_id
