@@ -232,6 +232,8 @@ class _Simulation:
                     num_supernodes=self._experiment.clients,
                     backend_config={"client_resources": {"num_cpus": 1, "num_gpus": gpus, **_RESTARTS}},
                 )
+            if self._server_thread is not None and not self._stopping.is_set():
+                raise SimulationError("Flower's simulation on Ray has ended before the server")
         except RuntimeError as error:
             if isinstance(error, SimulationError):
                 raise

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM in each phase of the command: it ends in order, and leaves nothing behind."""
+"""Ctrl-C, SIGTERM and the death of Ray: the command ends in order in each phase, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import Process, guarded, start_environment
+from tests.processes import Process, guarded, living, start_environment
 
 # A signal to the group goes to all that the command has started, as from a terminal.
 SINGLE, GROUP_TWICE = (os.kill, 1), (os.killpg, 2)
@@ -115,3 +115,20 @@ def test_in_the_rounds_of_ray(
     process = start("fedproto", "--backend", "ray", "--workers", "1")
     process.wait_for_log(r"\[ROUND 3/")
     assert interrupt(process, temporary, number, *how).endswith(HINT)
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.parametrize("killed", ["raylet", "gcs_server"])
+def test_the_death_of_ray_ends_the_command(start: Start, temporary: Path, killed: str) -> None:
+    process = start("fedproto", "--backend", "ray", "--workers", "1")
+    process.wait_for_log(r"\[ROUND 3/")
+    started = [pid for pid, session in living() if session == process.pid]
+    programs = {pid: Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].decode() for pid in started}
+    (pid,) = (pid for pid, program in programs.items() if program.endswith(f"/{killed}"))
+    os.kill(pid, signal.SIGKILL)
+    assert process.wait() == 1
+    assert "Traceback" not in process.log.rpartition("ROUND")[2]
+    last = process.log.strip().splitlines()[-1]
+    assert last.startswith("flwr-kd: the simulation cannot go on: Ray")
+    assert list(temporary.iterdir()) == []
