@@ -21,6 +21,7 @@ from torch import nn
 __all__ = [
     "derive_seed",
     "forked_global_rng",
+    "may_draw_from_global_rng",
     "numpy_generator",
     "private_randomness",
     "seed_global_generators",
@@ -128,7 +129,7 @@ _KNOWN_CODE = (
 )
 
 
-def _may_draw_from_global_rng(model: nn.Module) -> bool:
+def may_draw_from_global_rng(model: nn.Module) -> bool:
     """Return whether a layer draws from torch's global generator, or has unknown code that might."""
     random_layers = (nn.modules.dropout._DropoutNd, nn.RReLU, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
     wrapped = getattr(model, "original", None)
@@ -150,7 +151,7 @@ def forked_global_rng(seed: int, model: nn.Module, device: torch.device) -> Iter
     draw from it run one at a time: those with random layers, and those with a user's own layers. For other models
     nothing is done.
     """
-    if not _may_draw_from_global_rng(model):
+    if not may_draw_from_global_rng(model):
         yield
         return
     devices = [device] if device.type == "cuda" else []

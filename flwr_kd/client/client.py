@@ -35,6 +35,7 @@ from flwr_kd.learning.batches import Batches
 from flwr_kd.learning.device import resolve_device
 from flwr_kd.learning.fetched import Fetched
 from flwr_kd.learning.loop import fit, make_optimizer
+from flwr_kd.learning.passes import pass_size
 from flwr_kd.learning.precision import computed_in, named_precision
 from flwr_kd.learning.weights import load_weights, size_of
 from flwr_kd.models import as_feature_model
@@ -432,7 +433,7 @@ class KDClient(NumPyClient, Generic[ConfigT]):
         sums: list[Tensor] = []
         count, several = 0, self.num_classes > 5
         generator = torch_generator(self._seed, "test-items")
-        for x, y in self.test_batches.ordered(batch_size, generator=generator):
+        for x, y in self.test_batches.ordered(pass_size(self.device, batch_size), generator=generator):
             logits, y = self.model(self.to_device(x)), self.to_device(y)
             loss = F.cross_entropy(logits, y, reduction="sum")
             right = (logits.argmax(dim=1) == y).sum()
@@ -459,7 +460,7 @@ class KDClient(NumPyClient, Generic[ConfigT]):
         self.model.eval()
         rows, generator = Fetched(), torch_generator(self._seed, "knowledge-items")
         batches = self.knowledge_batches if batches is None else batches
-        for x, y in batches.ordered(batch_size, generator=generator):
+        for x, y in batches.ordered(pass_size(self.device, batch_size), generator=generator):
             features = self.model.features(self.to_device(x))
             rows.add(features, self.model.classify(features), y)
         features, logits, labels = rows.tensors()

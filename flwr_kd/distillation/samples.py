@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from flwr_kd.checks import ConfigError
 from flwr_kd.distillation.config import DistillationConfig
 from flwr_kd.learning.batches import Batches, DatasetError
+from flwr_kd.learning.passes import pass_size
 from flwr_kd.text import first_line
 
 __all__ = [
@@ -18,19 +19,18 @@ __all__ = [
     "check_all_present",
     "check_samples",
     "digest_of",
-    "pass_size",
     "read_samples",
     "try_model",
 ]
 
-_PASS_SIZE = 256
+_READ_SIZE = 256
 
 
 def batches_on(
     samples: Batches, config: DistillationConfig, device: torch.device
 ) -> Callable[[], Iterator[Tensor]]:
     """Return a callable that yields all samples in order, in batches on a device."""
-    return lambda: (x.to(device) for x, _ in samples.ordered(pass_size(config)))
+    return lambda: (x.to(device) for x, _ in samples.ordered(pass_size(device, config.batch_size)))
 
 
 def check_all_present(targets: tuple[Tensor, ...], samples: Batches) -> None:
@@ -43,11 +43,6 @@ def check_all_present(targets: tuple[Tensor, ...], samples: Batches) -> None:
     """
     if len(targets[0]) != len(samples):
         raise DatasetError(f"collate_fn returned {len(targets[0])} samples of {len(samples)}")
-
-
-def pass_size(config: DistillationConfig) -> int:
-    """Return the batch size of passes without training: ``batch-size``, and at least 256."""
-    return max(config.batch_size, _PASS_SIZE)
 
 
 def check_samples(samples: Batches, what: str) -> None:
@@ -78,7 +73,7 @@ def read_samples(samples: Batches, what: str) -> Iterator[Tensor]:
     """
     count = 0
     try:
-        for x, _ in samples.as_they_are().ordered(_PASS_SIZE):
+        for x, _ in samples.as_they_are().ordered(_READ_SIZE):
             count += len(x)
             if not bool(torch.isfinite(x).all()):
                 raise DatasetError(f"{what} has values that are not finite")

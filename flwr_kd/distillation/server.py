@@ -211,7 +211,10 @@ def distil_groups(
         for group in groups:
             stack.enter_context(forked_global_rng(how.seed, group.distiller.model, group.distiller.device))
         try:
-            targets, left_out = mixed_means([group.teachers() for group in groups], inputs, how.matching)
+            with how.on_cores(first.device) as cores:
+                targets, left_out = mixed_means(
+                    [group.teachers() for group in groups], inputs, how.matching, cores
+                )
         except FloatingPointError as error:
             log(WARNING, "round %d: the server's distillation is left out: %s", server_round, error)
             return [group.mean() for group in groups]
@@ -319,6 +322,7 @@ class DistillingStrategy(KDStrategy[DistillationConfigT], Generic[DistillationCo
             seed=derive_seed(self.seed, "server", server_round),
             matching=matching,
             learning_rate=learning_rate,
+            cores=self.cores,
         )
         (result,) = distil_groups([group], how, server_round=server_round)
         # None is only possible beside another group.

@@ -6,6 +6,8 @@ Leaders use it on their own data (FedHEAD), servers on public or synthetic data 
 from __future__ import annotations
 
 import copy
+import functools
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -16,12 +18,15 @@ import torch
 from torch import Tensor, nn
 
 from flwr_kd.distillation.config import DistillationConfig
-from flwr_kd.distillation.samples import batches_on, check_all_present, check_samples, pass_size
+from flwr_kd.distillation.samples import batches_on, check_all_present, check_samples
 from flwr_kd.distillation.teachers import Matching, Weights, ensemble_means, soft_labels
 from flwr_kd.learning.batches import Batches
+from flwr_kd.learning.cores import Copies, Cores, draws_at_random
 from flwr_kd.learning.device import placed
+from flwr_kd.learning.divided import DividedLoss, is_divisible
 from flwr_kd.learning.held_out import hold_out
 from flwr_kd.learning.loop import fit, make_optimizer
+from flwr_kd.learning.passes import pass_size
 from flwr_kd.learning.weights import check_finite_weights, load_weights
 from flwr_kd.seeding import torch_generator
 from flwr_kd.server.aggregation import weighted_mean
@@ -54,6 +59,8 @@ class Distillation:
         Decides which samples are held out, and the order of the batches.
     matching : Matching
         What the student learns; by default the ensemble's probabilities, by cross-entropy.
+    cores : int, optional
+        Number of cores that compute; see :meth:`on_cores`.
     """
 
     config: DistillationConfig
@@ -61,6 +68,7 @@ class Distillation:
     learning_rate: float
     seed: int
     matching: Matching = field(default_factory=soft_labels)
+    cores: int | None = None
 
     @classmethod
     def in_round(
@@ -72,10 +80,19 @@ class Distillation:
         seed: int,
         matching: Matching | None = None,
         learning_rate: float | None = None,
+        cores: int | None = None,
     ) -> Distillation:
         """Return a round's distillation, counted from 1; by default with the config's learning rate in it."""
         rate = config.learning_rate_at(server_round) if learning_rate is None else learning_rate
-        return cls(config, epochs, rate, seed, soft_labels() if matching is None else matching)
+        return cls(config, epochs, rate, seed, soft_labels() if matching is None else matching, cores)
+
+    def on_cores(self, device: torch.device) -> Cores:
+        """Return the cores for models on a device.
+
+        On the CPU there are :attr:`cores`, or if None, as many as PyTorch uses threads in the calling thread. The
+        numbers do not depend on them. Beside another device there is one.
+        """
+        return Cores(self.cores if device.type == "cpu" else 1)
 
 
 class Distilled(NamedTuple):
@@ -185,13 +202,15 @@ def distil_ensemble(
         returns another number of samples than it was given.
     """
     check_samples(samples, "samples")
-    targets, left_out = ensemble_means(
-        model,
-        teachers,
-        weights if teacher_weights is None else teacher_weights,
-        batches_on(samples, how.config, device),
-        how.matching,
-    )
+    with how.on_cores(device) as cores:
+        targets, left_out = ensemble_means(
+            model,
+            teachers,
+            weights if teacher_weights is None else teacher_weights,
+            batches_on(samples, how.config, device),
+            how.matching,
+            cores,
+        )
     check_all_present(targets, samples)
     if student is None:
         names = list(teachers[0])
@@ -262,24 +281,30 @@ def distil_student(
         return (batch(x, chunk) for x, _, chunk in samples.indexed(config.batch_size, order, rows))
 
     def held_out_batches() -> Iterator[tuple[Tensor, ...]]:
-        size = pass_size(config)
+        size = pass_size(device, config.batch_size)
         inputs = samples.ordered(size, held_out)
         return (batch(x, chunk) for (x, _), chunk in zip(inputs, torch.split(held_out, size), strict=True))
 
-    def loss(x: Tensor, *target: Tensor) -> Tensor:
+    def loss(model: nn.Module, x: Tensor, *target: Tensor) -> Tensor:
         return matching.loss(target, matching.outputs(model, x))
 
-    stopping = None
-    if len(held_out):
-        stopping = EarlyStopping(config.patience, _mean_loss(model, loss, held_out_batches()))
-    best = copy.deepcopy(model.state_dict()) if stopping is not None and config.keep == "best" else None
-    mean, epochs = 0.0, 0
-    while epochs < how.epochs and not (stopping is not None and stopping.stopped):
-        mean = fit(model, optimizer, epoch, loss, epochs=1, training=matching.training)
-        epochs += 1
-        improved = stopping is not None and stopping.improves(_mean_loss(model, loss, held_out_batches()))
-        if improved and best is not None:
-            best = copy.deepcopy(model.state_dict())
+    with how.on_cores(device) as cores:
+        step: Callable[..., Tensor] = functools.partial(loss, model)
+        if device.type == "cpu" and is_divisible(model, samples.example(), training=matching.training):
+            step = DividedLoss(model, loss, cores, training=matching.training)
+        stopping = None
+        if len(held_out):
+            stopping = EarlyStopping(config.patience, _mean_loss(model, loss, held_out_batches(), cores))
+        best = copy.deepcopy(model.state_dict()) if stopping is not None and config.keep == "best" else None
+        mean, epochs = 0.0, 0
+        while epochs < how.epochs and not (stopping is not None and stopping.stopped):
+            mean = fit(model, optimizer, epoch, step, epochs=1, training=matching.training)
+            epochs += 1
+            improved = stopping is not None and stopping.improves(
+                _mean_loss(model, loss, held_out_batches(), cores)
+            )
+            if improved and best is not None:
+                best = copy.deepcopy(model.state_dict())
     if best is not None:
         model.load_state_dict(best)
     check_finite_weights(model, "the student's weights")
@@ -287,12 +312,19 @@ def distil_student(
     return Distilled(epochs, mean, None if stopping is None else stopping.lowest)
 
 
-@torch.no_grad()
-def _mean_loss(model: nn.Module, loss: Callable[..., Tensor], batches: Iterator[tuple[Tensor, ...]]) -> float:
+def _mean_loss(
+    model: nn.Module, loss: Callable[..., Tensor], batches: Iterator[tuple[Tensor, ...]], cores: Cores
+) -> float:
     """Return the mean of a loss over samples, in eval mode."""
-    model.eval()
-    total, count = 0.0, 0
-    for x, *target in batches:
-        total += float(loss(x, *target)) * len(x)
-        count += len(x)
-    return total / count
+    first = next(batches)
+    if cores.count > 1 and draws_at_random(model, first[0][:1]):
+        cores = Cores(1)
+    copies = Copies(model.eval(), cores, parts=cores.count, shared=True)
+
+    @torch.no_grad()
+    def sum_over(batch: tuple[Tensor, ...]) -> tuple[float, int]:
+        with copies.taken() as taken:
+            return float(loss(taken, *batch)) * len(batch[0]), len(batch[0])
+
+    sums, counts = zip(*cores.stream(sum_over, itertools.chain([first], batches)), strict=True)
+    return float(sum(sums) / sum(counts))

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flwr_kd.distillation.config import AVERAGES
+from flwr_kd.learning.cores import Copies, Cores, draws_at_random
 from flwr_kd.learning.weights import load_weights
 from flwr_kd.server.aggregation import shares
 
@@ -24,6 +25,8 @@ NDArray = npt.NDArray[Any]
 Weights = Mapping[str, NDArray]
 Outputs = tuple[Tensor, ...]
 _BLOCK_BYTES = 256 * 1024**2
+_RUN = 4
+"""Batches that a teacher computes in one part, after its weights are loaded."""
 
 
 @dataclass(frozen=True)
@@ -96,16 +99,17 @@ def ensemble_means(
     weights: Sequence[float],
     inputs: Callable[[], Iterable[Tensor]],
     matching: Matching,
+    cores: Cores | None = None,
 ) -> tuple[Outputs, tuple[int, ...]]:
     """Return the student's targets, from the weighted means of the teachers' outputs.
 
-    Each teacher in turn is loaded into the one model and sees each sample once, in eval mode. A teacher with an
-    output that is not finite is left out of the ensemble.
+    Each teacher is loaded into the model, or into a copy of it, and sees each sample once, in eval mode. A teacher
+    with an output that is not finite is left out of the ensemble.
 
     Parameters
     ----------
     model : nn.Module
-        It is left in eval mode, with the weights of one of the teachers.
+        It is left in eval mode, and may be left with the weights of one of the teachers.
     teachers : sequence of mapping
         Named arrays, at least one.
     weights : sequence of float
@@ -115,6 +119,8 @@ def ensemble_means(
         teacher is left out.
     matching : Matching
         Which outputs are averaged, and what the targets are.
+    cores : Cores, optional
+        Where the teachers compute; one core if None. The result does not depend on it.
 
     Returns
     -------
@@ -130,7 +136,7 @@ def ensemble_means(
     FloatingPointError
         If all teachers are left out.
     """
-    targets, (left_out,) = mixed_means([Teachers(model, teachers, weights)], inputs, matching)
+    targets, (left_out,) = mixed_means([Teachers(model, teachers, weights)], inputs, matching, cores)
     return targets, left_out
 
 
@@ -143,7 +149,10 @@ class Teachers(NamedTuple):
 
 
 def mixed_means(
-    groups: Sequence[Teachers], inputs: Callable[[], Iterable[Tensor]], matching: Matching
+    groups: Sequence[Teachers],
+    inputs: Callable[[], Iterable[Tensor]],
+    matching: Matching,
+    cores: Cores | None = None,
 ) -> tuple[Outputs, tuple[tuple[int, ...], ...]]:
     r"""Return the student's targets, from teachers of several architectures.
 
@@ -162,6 +171,8 @@ def mixed_means(
         As in :func:`ensemble_means`; called for each group.
     matching : Matching
         As in :func:`ensemble_means`; its outputs have the same shapes in all groups.
+    cores : Cores, optional
+        As in :func:`ensemble_means`.
 
     Returns
     -------
@@ -193,7 +204,7 @@ def mixed_means(
     group_weights: list[list[float]] = []
     left_out = []
     for group in groups:
-        means, bad = _means_of(group, inputs, matching)
+        means, bad = _means_of(group, inputs, matching, Cores(1) if cores is None else cores)
         left_out.append(bad)
         if means is not None:
             group_means.append(means)
@@ -211,7 +222,7 @@ def mixed_means(
 
 @torch.no_grad()
 def _means_of(
-    group: Teachers, inputs: Callable[[], Iterable[Tensor]], matching: Matching
+    group: Teachers, inputs: Callable[[], Iterable[Tensor]], matching: Matching, cores: Cores
 ) -> tuple[Outputs | None, tuple[int, ...]]:
     """Return a group's means, in float64, and the teachers that are left out; None if all of them are."""
     model, teachers, weights = group
@@ -221,15 +232,14 @@ def _means_of(
         )
     usable = list(range(len(teachers)))
     while usable:
-        portions = shares([weights[k] for k in usable])
+        portions = dict(zip(usable, shares([weights[k] for k in usable]), strict=True))
         blocks: list[Outputs] = []
         bad: set[int] = set()
         for block in _blocks(inputs()):
             total: Outputs | None = None
-            for k, portion in zip(usable, portions, strict=True):
-                outputs = _outputs_of(model, teachers[k], block, matching)
+            for k, outputs in _outputs_of(model, {k: teachers[k] for k in usable}, block, matching, cores):
                 if all(bool(torch.isfinite(part).all()) for part in outputs):
-                    total = _add(total, portion, matching.shared(outputs))
+                    total = _add(total, portions[k], matching.shared(outputs))
                 else:
                     bad.add(k)
             if bad or total is None:
@@ -242,12 +252,39 @@ def _means_of(
     return None, tuple(range(len(teachers)))
 
 
-def _outputs_of(model: nn.Module, weights: Weights, block: list[Tensor], matching: Matching) -> Outputs:
-    """Return a teacher's outputs for all batches of a block, in float64, on the CPU."""
-    load_weights(model, weights)
-    model.eval()
-    outputs = [matching.outputs(model, x) for x in block]
-    return tuple(torch.cat([part.cpu().double() for part in column]) for column in zip(*outputs, strict=True))
+def _outputs_of(
+    model: nn.Module, teachers: Mapping[int, Weights], block: list[Tensor], matching: Matching, cores: Cores
+) -> Iterator[tuple[int, Outputs]]:
+    """Yield each teacher's outputs for all batches of a block, in float64, on the CPU, in the teachers' order.
+
+    As many teachers compute at the same time as there are cores, so that the outputs of no more are in memory.
+    """
+    if cores.count > 1 and draws_at_random(model, block[0][:1]):
+        cores = Cores(1)
+    runs = [block[i : i + _RUN] for i in range(0, len(block), _RUN)]
+    copies = Copies(model, cores, parts=len(teachers) * len(runs))
+
+    @torch.no_grad()
+    def outputs_of(part: tuple[int, list[Tensor]]) -> list[Outputs]:
+        k, run = part
+        with copies.taken() as taken:
+            load_weights(taken, teachers[k])
+            taken.eval()
+            return [matching.outputs(taken, x) for x in run]
+
+    keys = list(teachers)
+    for i in range(0, len(keys), cores.count):
+        together = keys[i : i + cores.count]
+        done = iter(cores.map(outputs_of, [(k, run) for k in together for run in runs]))
+        for k in together:
+            batches = [outputs for _ in runs for outputs in next(done)]
+            yield (
+                k,
+                tuple(
+                    torch.cat([part.cpu().double() for part in column])
+                    for column in zip(*batches, strict=True)
+                ),
+            )
 
 
 def _add(total: Outputs | None, portion: float, outputs: Outputs) -> Outputs:

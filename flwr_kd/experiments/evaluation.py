@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from flwr.app import ArrayRecord, MetricRecord
 from torch import Tensor, nn
 
 from flwr_kd.data import Bundle
+from flwr_kd.learning.cores import Cores
 from flwr_kd.learning.device import placed, resolve_device
+from flwr_kd.learning.passes import pass_size
 
 __all__ = ["evaluator"]
-
-_BATCH_SIZE, _DEVICE_BATCH_SIZE = 128, 1024
-"""Small batches stay in a processor's caches; a GPU needs more samples at a time."""
 
 
 def evaluator(
@@ -35,7 +33,7 @@ def evaluator(
     bundle : Bundle
         The model is evaluated on its test set.
     batch_size : int, optional
-        Samples at a time; 128 on the CPU and 1,024 on other devices if None.
+        Samples at a time; :func:`flwr_kd.learning.passes.pass_size` if None.
     threads : int
         Number of batches at the same time. Each uses one thread, so the numbers do not depend on it. In a
         simulation the workers are idle during the evaluation. Without effect on other devices than the CPU.
@@ -49,9 +47,7 @@ def evaluator(
         If the device is unknown or not available.
     """
     where = resolve_device(device)
-    on_cpu = where.type == "cpu"
-    size = batch_size or (_BATCH_SIZE if on_cpu else _DEVICE_BATCH_SIZE)
-    threads = threads if on_cpu else 1
+    size = batch_size or pass_size(where)
     model = build().to(where)
     x, y = placed((bundle.test.x, bundle.test.y), where)
 
@@ -66,11 +62,8 @@ def evaluator(
         model.load_state_dict(arrays.to_torch_state_dict())
         model.eval()
         batches = zip(torch.split(x, size), torch.split(y, size), strict=True)
-        if threads == 1:
-            measured = list(map(measure, batches))
-        else:
-            with ThreadPoolExecutor(threads, thread_name_prefix="flwr-kd-evaluate") as pool:
-                measured = list(pool.map(measure, batches))
+        with Cores(threads if where.type == "cpu" else 1) as cores:
+            measured = cores.map(measure, batches)
         # Stacked on the device, so that the host waits for it once.
         correct, losses = (torch.stack(column).tolist() for column in zip(*measured, strict=True))
         return MetricRecord({"accuracy": sum(correct) / len(y), "loss": sum(losses) / len(y)})

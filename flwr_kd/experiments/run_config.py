@@ -26,6 +26,7 @@ from flwr_kd.experiments import evaluation
 from flwr_kd.experiments.data import bundle_of, client_splits, public_of
 from flwr_kd.experiments.experiment import Experiment
 from flwr_kd.experiments.runner import round_result
+from flwr_kd.learning.cores import available_cores
 from flwr_kd.results.files import check_free
 from flwr_kd.results.provenance import versions
 from flwr_kd.results.schema import Comparison, RunResult
@@ -61,6 +62,7 @@ _KEYS = (
         "checkpoint-dir",
         "resume",
         "timeout",
+        "cores",
     ),
     *(
         "num-server-rounds",
@@ -280,6 +282,7 @@ def strategy_options(context: Context) -> dict[str, Any]:
     ``max-examples``     ``max_examples``                     1,000,000
     ``checkpoint-dir``   ``checkpoint_dir``; None if empty    empty
     ``resume``           ``resume``                           false
+    ``cores``            ``cores``; all of them if 0          0
     ===================  ===================================  ================
 
     ``timeout`` is not among them; see :func:`phase_timeout`.
@@ -305,7 +308,12 @@ def strategy_options(context: Context) -> dict[str, Any]:
         "max_examples": _whole(context, "max-examples", MAX_EXAMPLES),
         "checkpoint_dir": folder,
         "resume": resume,
+        "cores": _cores(context),
     }
+
+
+def _cores(context: Context) -> int:
+    return _whole(context, "cores", 0, least=0) or available_cores()
 
 
 def _warn_of_unread(context: Context) -> None:
@@ -355,7 +363,7 @@ def evaluator(context: Context, run: Experiment) -> Callable[[int, ArrayRecord],
             bundle = replace(bundle, test=load_test(path, run.own))
         except DataError as error:
             raise ConfigError(f"test-path: {error}") from None
-    return evaluation.evaluator(run.build_model, bundle, device=run.device)
+    return evaluation.evaluator(run.build_model, bundle, threads=_cores(context), device=run.device)
 
 
 def _whole(context: Context, name: str, default: int, *, least: int = 1) -> int:

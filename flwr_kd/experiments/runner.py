@@ -133,6 +133,7 @@ def run(
     strategy = method.strategy(
         config,
         **server_options(method, experiment),
+        cores=experiment.workers,
         seed=experiment.seed,
         fraction_train=experiment.fraction_train,
         min_available_nodes=experiment.clients,

@@ -17,6 +17,7 @@ from flwr_kd.learning.batches import Batches
 from flwr_kd.learning.fetched import Fetched
 from flwr_kd.learning.loop import fit, make_optimizer
 from flwr_kd.learning.losses import kl_divergence, soft_targets
+from flwr_kd.learning.passes import pass_size
 from flwr_kd.learning.weights import check_finite_weights
 from flwr_kd.public_data.config import PublicConfigT, PublicKnowledgeConfig
 from flwr_kd.public_data.messages import (
@@ -128,7 +129,8 @@ class PublicKnowledgeClient(KDClient[PublicConfigT], Generic[PublicConfigT]):
         """Return soft predictions ``[K, C]`` at the config's temperature, in eval mode, on the CPU."""
         self.model.eval()
         generator = torch_generator(self._seed, "public-items")
-        batches = samples.ordered(config.public_batch_size, rows, generator=generator)
+        size = pass_size(self.device, config.public_batch_size)
+        batches = samples.ordered(size, rows, generator=generator)
         fetched = Fetched()
         for x, _ in batches:
             fetched.add(soft_targets(self.model(self.to_device(x)), config.temperature))

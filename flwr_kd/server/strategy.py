@@ -19,6 +19,7 @@ from flwr.serverapp import Grid
 
 from flwr_kd.checks import ConfigError, number, share, whole_number
 from flwr_kd.config import ConfigT, MethodConfig
+from flwr_kd.learning.cores import available_cores
 from flwr_kd.server.aggregation import RunningMean
 from flwr_kd.server.flower_loop import FlowerLoop
 from flwr_kd.server.flower_options import check_options, take_renamed
@@ -74,6 +75,9 @@ class KDStrategy(FlowerLoop, Generic[ConfigT, PayloadT]):
         Minimum number of seconds between two checkpoints, for rounds that are shorter than the writing of one: at
         most a twentieth of the time is spent on it. The last complete round is also written where the run ends by
         an error or an interrupt. With 0 there is one after every round, before the round is evaluated.
+    cores : int, optional
+        Number of cores on which the server distils or predicts, in the methods that do so, at least 1; all that the
+        process may use if None. The numbers do not depend on it.
     on_round : callable, optional
         Called with the :class:`RoundStats` after every round.
     **hyperparameters
@@ -135,6 +139,7 @@ class KDStrategy(FlowerLoop, Generic[ConfigT, PayloadT]):
         checkpoint_dir: str | Path | None = None,
         resume: bool = False,
         checkpoint_seconds: float = 0.0,
+        cores: int | None = None,
         on_round: Callable[[RoundStats], None] | None = None,
         **hyperparameters: Any,
     ) -> None:
@@ -165,6 +170,7 @@ class KDStrategy(FlowerLoop, Generic[ConfigT, PayloadT]):
         whole_number("max_payload_bytes", max_payload_bytes, 1, 2**31 - 2**20)
         whole_number("max_examples", max_examples, 1, 2**53)
         number("checkpoint_seconds", checkpoint_seconds, 0)
+        self.cores = available_cores() if cores is None else whole_number("cores", cores, 1, 2**31)
         if resume and checkpoint_dir is None:
             raise ConfigError("resume=True needs checkpoint_dir")
         self.fraction_train, self.fraction_evaluate = fraction_train, fraction_evaluate

@@ -229,6 +229,7 @@ class PFedDF(KDStrategy[PFedDFConfig]):
             epochs=self.config.server_epochs,
             seed=derive_seed(self.seed, "server", server_round),
             matching=soft_labels(self.config.average),
+            cores=self.cores,
         )
         groups = [
             Group.of_replies(self.distillers[g], self.templates[g], members[g]) for g in sorted(members)

@@ -14,9 +14,11 @@ from torch import Tensor, nn
 
 from flwr_kd.checks import ConfigError
 from flwr_kd.learning.batches import into_batches
+from flwr_kd.learning.cores import Copies, Cores, draws_at_random
 from flwr_kd.learning.device import resolve_device
 from flwr_kd.learning.loop import fit, make_optimizer
 from flwr_kd.learning.losses import soft_targets
+from flwr_kd.learning.passes import pass_size
 from flwr_kd.learning.weights import by_prefix, check_finite_weights, get_weights, load_weights, with_prefix
 from flwr_kd.models import build_predictor
 from flwr_kd.models.given import check_dtypes, floating_dtype, plain_model
@@ -323,7 +325,6 @@ class FedGKT(KDStrategy[FedGKTConfigT, ClientFeatures], Generic[FedGKTConfigT]):
         fit(model, optimizer, epoch, loss, epochs=config.server_epochs)
         check_finite_weights(model)
 
-    @torch.no_grad()
     def _predict(self, model: nn.Module, features: NDArray, node: Node) -> NDArray:
         """Return the predictor's logits ``[N, C]`` of features ``[N, D]``, in eval mode.
 
@@ -332,12 +333,25 @@ class FedGKT(KDStrategy[FedGKTConfigT, ClientFeatures], Generic[FedGKTConfigT]):
         FloatingPointError
             If a logit is not finite or too large for a client to learn from.
         """
-        model.eval()
-        size = max(self.config.batch_size, 256)
-        parts = [features[i : i + size].astype(np.float32) for i in range(0, len(features), size)]
+        size = pass_size(self.device, self.config.batch_size)
         dtype, shape = floating_dtype(model), (-1, *node.feature_shape)
-        tensors = (torch.from_numpy(part).reshape(shape).to(self.device, dtype) for part in parts)
-        logits: NDArray = torch.cat([model(tensor).float().cpu() for tensor in tensors]).numpy()
+
+        def rows_from(start: int) -> Tensor:
+            rows = torch.from_numpy(features[start : start + size].astype(np.float32))
+            return rows.reshape(shape).to(self.device, dtype)
+
+        with Cores(self.cores if self.device.type == "cpu" else 1) as cores:
+            if cores.count > 1 and draws_at_random(model, rows_from(0)[:1]):
+                cores = Cores(1)
+            copies = Copies(model.eval(), cores, parts=-(-len(features) // size), shared=True)
+
+            @torch.no_grad()
+            def predict(start: int) -> Tensor:
+                with copies.taken() as taken:
+                    output: Tensor = taken(rows_from(start)).float().cpu()
+                return output
+
+            logits: NDArray = torch.cat(list(cores.stream(predict, range(0, len(features), size)))).numpy()
         largest = magnitude(logits)
         if not largest <= LIMIT:
             raise FloatingPointError(f"logits up to {largest:g}, beyond ±{LIMIT:g}")

@@ -197,6 +197,7 @@ class FedHybStar(FedHyb):
                 batchnorm_weight=config.batchnorm_weight,
                 draw=torch_generator(self.seed, "synthesis", server_round),
                 device=device,
+                cores=self.cores if device.type == "cpu" else 1,
             )
             samples = self.proxy_samples(server_round)
             log(INFO, "trained the generator for %d steps, loss %.4f", config.generator_steps, loss)

@@ -17,7 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from flwr_kd.learning.cores import Copies, Cores, draws_at_random
 from flwr_kd.learning.loop import batchnorm_frozen
+from flwr_kd.learning.passes import pass_size
 from flwr_kd.learning.weights import check_finite_weights, load_weights
 from flwr_kd.models import ConditionalGenerator
 from flwr_kd.models.given import floating_dtype
@@ -115,18 +117,20 @@ def train_generator(
     batchnorm_weight: float,
     draw: torch.Generator,
     device: torch.device,
+    cores: int | None = 1,
 ) -> float:
     """Train a generator against the plain mean of the teachers' probabilities; it ends in eval mode.
 
-    Each teacher in turn is loaded into the one model, in eval mode, and the gradient of the ensemble's loss is
-    propagated through it, so that only one is in memory. Teachers' running statistics and weights do not change.
+    Each teacher is loaded into the model, or into a copy of it, in eval mode, and the gradient of the ensemble's
+    loss is propagated through it, so that there are no more modules than cores. Teachers' running statistics and
+    weights do not change.
 
     Parameters
     ----------
     generator : ConditionalGenerator
         On the device.
     model : nn.Module
-        Logits ``[B, C]``; left in eval mode, with the weights of one of the teachers.
+        Logits ``[B, C]``; left in eval mode, perhaps with the weights of one of the teachers.
     teachers : sequence of mapping
         Named arrays. A teacher whose outputs, statistics or gradient are not finite is left out of the step.
     steps, batch_size : int
@@ -139,6 +143,9 @@ def train_generator(
         Of the noise, on the CPU.
     device : torch.device
         Of the model and the generator.
+    cores : int, optional
+        Number of teachers that compute at the same time; as many as PyTorch uses threads if None. The result does
+        not depend on it.
 
     Returns
     -------
@@ -153,70 +160,119 @@ def train_generator(
     optimizer = torch.optim.Adam(generator.parameters(), lr=learning_rate)
     model.eval()
     value = 0.0
-    for step in range(steps):
-        labels = _balanced(batch_size, generator.num_classes, start=step * batch_size).to(device)
-        z = torch.randn(batch_size, generator.latent_dim, generator=draw).to(device)
-        generator.train()
-        with batchnorm_frozen(generator, when=batch_size == 1):
-            x = generator(z, labels)
-        _check_samples(x)
-        seen = x.detach().requires_grad_()
-        of_ensemble, gradient = _through_ensemble(
-            model, teachers, seen, labels, balance_weight=balance_weight, batchnorm_weight=batchnorm_weight
-        )
-        of_samples = diversity_weight * diversity_loss(x, z, labels)
-        value = of_ensemble + of_samples.item()
-        if not math.isfinite(value):
-            raise FloatingPointError(
-                f"the generator's loss is {value}: try a smaller generator-learning-rate"
+    with Cores(cores) as running:
+        ensemble = Ensemble(model, teachers, running)
+        for step in range(steps):
+            labels = _balanced(batch_size, generator.num_classes, start=step * batch_size).to(device)
+            z = torch.randn(batch_size, generator.latent_dim, generator=draw).to(device)
+            generator.train()
+            with batchnorm_frozen(generator, when=batch_size == 1):
+                x = generator(z, labels)
+            _check_samples(x)
+            of_ensemble, gradient = ensemble.loss_and_gradient(
+                x.detach().requires_grad_(),
+                labels,
+                balance_weight=balance_weight,
+                batchnorm_weight=batchnorm_weight,
             )
-        optimizer.zero_grad(set_to_none=True)
-        # The gradient of this product with respect to x is that of the ensemble's loss.
-        ((x * gradient).sum() + of_samples).backward()
-        optimizer.step()
+            of_samples = diversity_weight * diversity_loss(x, z, labels)
+            value = of_ensemble + of_samples.item()
+            if not math.isfinite(value):
+                raise FloatingPointError(
+                    f"the generator's loss is {value}: try a smaller generator-learning-rate"
+                )
+            optimizer.zero_grad(set_to_none=True)
+            # The gradient of this product with respect to x is that of the ensemble's loss.
+            ((x * gradient).sum() + of_samples).backward()
+            optimizer.step()
     generator.eval()
     check_finite_weights(generator, "the generator's weights", option="generator-learning-rate")
     return value
 
 
-def _through_ensemble(
-    model: nn.Module,
-    teachers: Sequence[Weights],
-    x: Tensor,
-    labels: Tensor,
-    *,
-    balance_weight: float,
-    batchnorm_weight: float,
-) -> tuple[float, Tensor]:
-    """Return the loss of the teachers' mean prediction, and its gradient for the samples ``[B, ...]``."""
-    usable, total, dtype = [], torch.zeros((), device=x.device), floating_dtype(model)
-    with torch.no_grad():
-        for teacher in teachers:
-            load_weights(model, teacher)
-            with batchnorm_loss(model) as statistics:
-                predictions = F.softmax(model(x.to(dtype=dtype)), dim=1)
-            if all(bool(torch.isfinite(part).all()) for part in (predictions, *statistics)):
+class Ensemble:
+    """Teachers of one architecture, whose gradients for samples are computed on several cores.
+
+    Parameters
+    ----------
+    model : nn.Module
+        In eval mode. It holds one teacher after the other, as do its copies.
+    teachers : sequence of mapping
+        Named arrays.
+    cores : Cores, optional
+        Where the teachers compute; one core if None.
+    """
+
+    def __init__(self, model: nn.Module, teachers: Sequence[Weights], cores: Cores | None = None) -> None:
+        self._teachers, self._cores = teachers, Cores(1) if cores is None else cores
+        self._draws: bool | None = None
+        self._copies, self._dtype = Copies(model, self._cores, parts=len(teachers)), floating_dtype(model)
+
+    def loss_and_gradient(
+        self, x: Tensor, labels: Tensor, *, balance_weight: float, batchnorm_weight: float
+    ) -> tuple[float, Tensor]:
+        """Return the loss of the teachers' mean prediction, and its gradient for the samples ``[B, ...]``.
+
+        Raises
+        ------
+        FloatingPointError
+            If no teacher has finite outputs.
+        """
+        cores = self._cores_for(x)
+        usable, total = [], torch.zeros((), device=x.device)
+        for teacher, predictions in zip(
+            self._teachers,
+            cores.stream(lambda teacher: self._predictions(teacher, x), self._teachers),
+            strict=True,
+        ):
+            if predictions is not None:
                 usable.append(teacher)
                 total = total + predictions
-    if not usable:
-        raise FloatingPointError("no teacher has finite outputs")
-    mean = (total / len(usable)).requires_grad_()
-    loss = confidence_loss(mean, labels) + balance_weight * balance_loss(mean)
-    (of_mean,) = torch.autograd.grad(loss, mean)
-    value, gradient = loss.item(), torch.zeros_like(x)
-    for teacher in usable:
-        load_weights(model, teacher)
-        with batchnorm_loss(model) as statistics:
-            part = (F.softmax(model(x.to(dtype=dtype)), dim=1) * of_mean).sum()
-        distance = torch.zeros(())
-        if statistics and batchnorm_weight > 0:
-            distance = batchnorm_weight * torch.stack(statistics).mean()
-            part = part + distance
-        (of_teacher,) = torch.autograd.grad(part, x)
-        if bool(torch.isfinite(of_teacher).all()):
-            value += distance.item() / len(usable)
-            gradient += of_teacher / len(usable)
-    return value, gradient
+        if not usable:
+            raise FloatingPointError("no teacher has finite outputs")
+        mean = (total / len(usable)).requires_grad_()
+        loss = confidence_loss(mean, labels) + balance_weight * balance_loss(mean)
+        (of_mean,) = torch.autograd.grad(loss, mean)
+        value, gradient = loss.item(), torch.zeros_like(x)
+        parts = cores.stream(lambda teacher: self._gradient(teacher, x, of_mean, batchnorm_weight), usable)
+        for distance, of_teacher in parts:
+            if bool(torch.isfinite(of_teacher).all()):
+                value += distance / len(usable)
+                gradient += of_teacher / len(usable)
+        return value, gradient
+
+    def _cores_for(self, x: Tensor) -> Cores:
+        if self._cores.count == 1:
+            return self._cores
+        if self._draws is None:
+            with self._copies.taken() as model:
+                self._draws = draws_at_random(model, x[:1].to(dtype=self._dtype))
+        return Cores(1) if self._draws else self._cores
+
+    @torch.no_grad()
+    def _predictions(self, teacher: Weights, x: Tensor) -> Tensor | None:
+        """Return a teacher's probabilities ``[B, C]``; None if they or its statistics are not finite."""
+        with self._copies.taken() as model:
+            load_weights(model, teacher)
+            with batchnorm_loss(model) as statistics:
+                predictions = F.softmax(model(x.to(dtype=self._dtype)), dim=1)
+        fine = all(bool(torch.isfinite(part).all()) for part in (predictions, *statistics))
+        return predictions if fine else None
+
+    def _gradient(
+        self, teacher: Weights, x: Tensor, of_mean: Tensor, batchnorm_weight: float
+    ) -> tuple[float, Tensor]:
+        """Return the weighted distance of a teacher's statistics, and its part of the gradient."""
+        with self._copies.taken() as model:
+            load_weights(model, teacher)
+            with batchnorm_loss(model) as statistics:
+                part = (F.softmax(model(x.to(dtype=self._dtype)), dim=1) * of_mean).sum()
+            distance = torch.zeros(())
+            if statistics and batchnorm_weight > 0:
+                distance = batchnorm_weight * torch.stack(statistics).mean()
+                part = part + distance
+            (of_teacher,) = torch.autograd.grad(part, x)
+        return distance.item(), of_teacher
 
 
 @torch.no_grad()
@@ -235,7 +291,7 @@ def synthesise(
     labels = _balanced(count, generator.num_classes)
     z = torch.randn(count, generator.latent_dim, generator=draw)
     generator.eval()
-    parts = zip(torch.split(z, 256), torch.split(labels, 256), strict=True)
+    parts = zip(*(torch.split(part, pass_size(device)) for part in (z, labels)), strict=True)
     samples = torch.cat([generator(a.to(device), b.to(device)).cpu() for a, b in parts])
     _check_samples(samples)
     return samples, labels

@@ -479,6 +479,7 @@ def test_the_run_config_says_what_a_strategy_does(tmp_path: Path) -> None:
         "max-examples": 900,
         "checkpoint-dir": str(tmp_path),
         "resume": True,
+        "cores": 3,
     }
     expected: dict[str, Any] = {name.replace("-", "_"): value for name, value in settings.items()}
     expected["min_available_nodes"] = expected.pop("min_nodes")

@@ -13,11 +13,13 @@ import torch
 from flwr_kd import registry
 from flwr_kd.checks import ConfigError
 from flwr_kd.data import DataError, load
+from flwr_kd.distillation.student import Distillation
 from flwr_kd.experiments import data, runner
 from flwr_kd.experiments.data import client_splits
 from flwr_kd.experiments.errors import SimulationError
 from flwr_kd.experiments.experiment import Experiment
 from flwr_kd.experiments.runner import run
+from flwr_kd.learning.cores import Cores
 from flwr_kd.results.schema import RunResult
 from flwr_kd.server.records import RoundStats
 from flwr_kd.server.strategy import KDStrategy
@@ -119,6 +121,26 @@ def test_the_number_of_workers_and_threads_changes_nothing() -> None:
     one, three = (run(method, Experiment(**{**SMALL, "workers": workers})) for workers in (1, 3))
     assert untimed(one) == untimed(three)
     assert torch.get_num_threads() == threads
+
+
+def test_the_server_computes_on_as_many_cores_as_there_are_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the numbers stay the same, also of its own distillation."""
+    counts: list[int] = []
+    on_cores = Distillation.on_cores
+
+    def noted(self: Distillation, device: torch.device) -> Cores:
+        cores = on_cores(self, device)
+        counts.append(cores.count)
+        return cores
+
+    monkeypatch.setattr(Distillation, "on_cores", noted)
+    method = registry.get("fedhyb-star")
+    options = {"server_epochs": 1, "generator_steps": 2, "sub_networks": 1, "synthetic_samples": 40}
+    config = dataclasses.replace(method.config(), **options)
+    small = {**SMALL, "rounds": 1}
+    one, three = (run(method, Experiment(**{**small, "workers": workers}), config) for workers in (1, 3))
+    assert counts == [1, 1, 3, 3]
+    assert untimed(one) == untimed(three)
 
 
 def test_methods_share_partitions_and_initial_weights() -> None:

@@ -19,7 +19,7 @@ from flwr_kd.models import (
     build_predictor,
     count_parameters,
 )
-from flwr_kd.seeding import _may_draw_from_global_rng
+from flwr_kd.seeding import may_draw_from_global_rng
 
 FULL = [(1, 28, 28), (3, 32, 32), (3, 28, 28), (1, 32, 32)]
 SMALL = [(1, 8, 8)]
@@ -423,7 +423,7 @@ def test_bilstm_draws_nothing_in_training() -> None:
     before = torch.random.get_rng_state()
     assert torch.equal(model(texts(5, 3)), model(texts(5, 3)))
     assert torch.equal(torch.random.get_rng_state(), before)
-    assert not _may_draw_from_global_rng(model)
+    assert not may_draw_from_global_rng(model)
 
 
 def test_texts_still_differ_after_bilstms_many_layers() -> None:

@@ -62,7 +62,8 @@ def distil(
     model: nn.Module, student: Arrays, teachers: list[Arrays], source: Any, **changes: Any
 ) -> Distilled:
     """Distil with equal weights, ten epochs, learning rate 0.5 and seed 0, unless `changes` say otherwise."""
-    options: dict[str, Any] = {"epochs": 10, "learning_rate": 0.5, "seed": 0}
+    # One core: tests watch the one model.
+    options: dict[str, Any] = {"epochs": 10, "learning_rate": 0.5, "seed": 0, "cores": 1}
     options["matching"] = soft_labels(changes.pop("average", "probabilities"))
     weights = changes.pop("weights", [1] * len(teachers))
     options |= {name: changes.pop(name) for name in list(options) if name in changes}

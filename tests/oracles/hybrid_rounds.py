@@ -124,7 +124,8 @@ def plain(config: FedHybConfig) -> MethodConfig:
 def server(model: nn.Module, public: Any, kind: type[FedHyb] = FedHyb, **config: Any) -> Any:
     values: dict[str, Any] = {"optimizer": "sgd", "server_epochs": 3, "server_learning_rate": 0.1}
     given: dict[str, Any] = {"public_set": public} if kind is FedHyb else {"input_shape": public}
-    strategy = kind(FedHybConfig(**(values | config)), model=model, device="cpu", **given)
+    # One core: tests watch the one model.
+    strategy = kind(FedHybConfig(**(values | config)), model=model, device="cpu", cores=1, **given)
     strategy.template = ArrayTemplate.of(ArrayRecord(model.state_dict()))
     return strategy
 

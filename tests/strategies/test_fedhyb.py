@@ -81,7 +81,8 @@ class Run:
         }
         values |= {"learning_rate": RATE, "server_learning_rate": SERVER_RATE, "batch_size": 64}
         values |= {"logits_weight": ETA, "feature_weight": NU, "lr_decay": 0.5, "lr_decay_every": 1}
-        given: dict[str, Any] = {"min_available_nodes": len(SIZES)}
+        # One core: `rows` watches the one model.
+        given: dict[str, Any] = {"min_available_nodes": len(SIZES), "cores": 1}
         self.proxy = data(1000, PROXY)[0]
         if issubclass(kind, FedHyb):
             given |= {"model": net(), "public_set": TensorDataset(self.proxy), "device": "cpu"}

@@ -210,8 +210,8 @@ class TestTraining:
             )
 
         model = rows_net()
-        value, slope = synthesis._through_ensemble(
-            model, weights, torch.tensor(x, dtype=torch.float32, requires_grad=True), torch.from_numpy(y),
+        value, slope = synthesis.Ensemble(model, weights).loss_and_gradient(
+            torch.tensor(x, dtype=torch.float32, requires_grad=True), torch.from_numpy(y),
             balance_weight=balance, batchnorm_weight=statistics,
         )  # fmt: skip
         assert value == pytest.approx(loss(x), rel=1e-5)
@@ -223,8 +223,8 @@ class TestTraining:
         model = image_net("resnet8").eval()
         x = torch.randn(6, 3, 16, 16, generator=generator(), requires_grad=True)
         y = torch.arange(6) % CLASSES
-        value, slope = synthesis._through_ensemble(
-            model, weights, x, y, balance_weight=0.5, batchnorm_weight=0.3
+        value, slope = synthesis.Ensemble(model, weights).loss_and_gradient(
+            x, y, balance_weight=0.5, batchnorm_weight=0.3
         )
         after = get_weights(model)
         assert equal(
@@ -381,14 +381,14 @@ class TestTraining:
         x, y = torch.randn(6, 5, generator=generator(), requires_grad=True), torch.arange(6) % CLASSES
         options = {"balance_weight": 1.0, "batchnorm_weight": 1.0}
         model = rows_net()
-        value, slope = synthesis._through_ensemble(model, weights, x * 100, y, **options)
+        value, slope = synthesis.Ensemble(model, weights).loss_and_gradient(x * 100, y, **options)
         for hostile in (broken, nan):
             mixed = [weights[0], hostile, weights[1]]
-            actual, other = synthesis._through_ensemble(model, mixed, x * 100, y, **options)
+            actual, other = synthesis.Ensemble(model, mixed).loss_and_gradient(x * 100, y, **options)
             assert actual == value
             assert torch.equal(slope, other)
             with pytest.raises(FloatingPointError, match="no teacher has finite outputs"):
-                synthesis._through_ensemble(model, [hostile], x * 100, y, **options)
+                synthesis.Ensemble(model, [hostile]).loss_and_gradient(x * 100, y, **options)
 
     @pytest.mark.parametrize("steps", [1, 3])
     def test_a_teacher_without_a_finite_gradient(self, steps: int) -> None:
@@ -536,3 +536,25 @@ def test_a_generator_that_diverges_is_left_as_it_was(flower_log: list[str]) -> N
     assert any("the generator does not change" in line for line in flower_log)
     assert all(torch.equal(value, before[name]) for name, value in strategy.generator.state_dict().items())
     assert len(strategy.distiller.samples) == 10
+
+
+class TestCores:
+    def test_the_same_bits_on_any_number_of_cores(self) -> None:
+        teachers = [jittered("resnet8", seed) for seed in range(4)]
+        teachers[2] = {name: value * np.float32(np.nan) for name, value in teachers[2].items()}
+        results = []
+        for cores in (1, 2, 3):
+            gen = build_generator((3, 16, 16), num_classes=CLASSES, latent_dim=8, seed=0)
+            loss = train(gen, image_net("resnet8"), teachers, cores=cores)
+            results.append((loss, get_weights(gen)))
+        first, *others = results
+        for loss, weights in others:
+            assert loss == first[0]
+            assert equal(list(weights.values()), list(first[1].values()))
+
+    @pytest.mark.parametrize("cores", [1, 2, 3])
+    def test_no_teacher_is_usable(self, cores: int) -> None:
+        gen = build_generator((3, 16, 16), num_classes=CLASSES, latent_dim=8, seed=0)
+        nan = {name: value * np.float32(np.nan) for name, value in jittered("resnet8", 0).items()}
+        with pytest.raises(FloatingPointError, match="no teacher has finite outputs"):
+            train(gen, image_net("resnet8"), [nan] * 3, cores=cores)
