@@ -78,8 +78,17 @@ def interrupt(
 
 
 @pytest.mark.program
-@pytest.mark.parametrize(("backend", "workers"), [("inline", "1"), ("inline", "2"), ("processes", "2")])
-@pytest.mark.parametrize(("number", "how"), [(signal.SIGINT, SINGLE), (signal.SIGTERM, GROUP_TWICE)])
+@pytest.mark.parametrize(
+    ("backend", "workers", "number", "how"),
+    [
+        *(
+            (backend, workers, number, how)
+            for backend, workers in (("inline", "1"), ("inline", "2"), ("processes", "2"))
+            for number, how in ((signal.SIGINT, SINGLE), (signal.SIGTERM, GROUP_TWICE))
+        ),
+        ("processes", "2", signal.SIGINT, GROUP_TWICE),
+    ],
+)
 def test_in_the_rounds_of_one_machines_backends(
     start: Start,
     temporary: Path,

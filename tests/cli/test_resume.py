@@ -183,10 +183,12 @@ def test_a_folder_without_a_comparison_cannot_be_resumed(
 LONGER = ("compare", "fedproto", "fedhkd", *TINY, "--rounds", "3", "--seeds", "0")
 
 
+@pytest.mark.parametrize("backend", ["inline", pytest.param("processes", marks=pytest.mark.program)])
 def test_a_run_that_is_interrupted_goes_on_after_its_last_complete_round(
-    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    backend: str, command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The second run is interrupted in its last round. What it needed to go on is removed in the end."""
+    longer = [*LONGER, "--backend", backend]
     assert command(*LONGER, "--out", "whole").code == 0
     strategy = registry.get("fedhkd").strategy
     real = strategy.aggregate_phase
@@ -198,15 +200,15 @@ def test_a_run_that_is_interrupted_goes_on_after_its_last_complete_round(
 
     with monkeypatch.context() as patch:
         patch.setattr(strategy, "aggregate_phase", stop)
-        code, _, err = command(*LONGER, "--out", "o")
+        code, _, err = command(*longer, "--out", "o")
     assert (code, err.splitlines()[-1]) == (
         130,
         "flwr-kd: interrupted; 1 finished run and fedhkd (seed 0) up to round 2 kept in 'o': the same command with "
         "--resume goes on",
     )
-    code, _, err = command(*LONGER, "--set", "gamma=0.9", "--out", "o", "--resume")
+    code, _, err = command(*longer, "--set", "gamma=0.9", "--out", "o", "--resume")
     assert (code, "another gamma (fedhkd)" in err) == (2, True)
-    code, out, _ = command(*LONGER, "--out", "o", "--resume")
+    code, out, _ = command(*longer, "--out", "o", "--resume")
     assert code == 0
     assert "goes on after round 2: fedhkd (seed 0)" in out
     assert numbers(tmp_path / "o") == numbers(tmp_path / "whole")

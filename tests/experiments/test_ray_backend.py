@@ -132,7 +132,7 @@ def test_a_client_whose_process_dies_costs_its_own_answer_only(tmp_path: Path, f
     wait_for(lambda: not any(alive(int(pid)) for _, pid in lines), "the end of the clients' processes")
 
 
-@pytest.mark.parametrize("backend", ["inline", "ray"])
+@pytest.mark.parametrize("backend", ["inline", "ray", pytest.param("processes", marks=pytest.mark.program)])
 def test_large_personal_models_are_kept_in_files(
     backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
