@@ -262,12 +262,17 @@ def state_survives_save_and_resume(case: Case) -> None:
 
 
 def resumed_run_equals(case: Case) -> None:
-    """Check that a run that is resumed after round 2 has the numbers of an uninterrupted one in round 3."""
+    """Check that a run that is resumed after round 2 has the numbers of an uninterrupted one in round 3.
+
+    Clients have a ``state-dir``, so that what they keep outlives the run.
+    """
     federation = Federation(case.method_name)
     _, whole = federation.run(rounds=3)
     with _folder() as folder:
-        federation.run(rounds=2, checkpoint_dir=folder)
-        _, rest = federation.run(rounds=3, checkpoint_dir=folder, resume=True)
+        nodes = [{"state-dir": str(folder / "clients")}] * federation.clients
+        kept: dict[str, Any] = {"grid": {"node_configs": nodes}, "checkpoint_dir": folder / "server"}
+        federation.run(rounds=2, **kept)
+        _, rest = federation.run(rounds=3, resume=True, **kept)
     equal("rounds after resuming", [r.server_round for r in rest.rounds], [3])
     ensure(numbers(rest) == numbers(whole)[2:], "the resumed run has other numbers", "those of a whole run")
 
