@@ -57,7 +57,10 @@ class Note:
 
 
 class MeasuringGrid(InlineGrid):
-    """An inline grid that notes the size of each message on its way, in ``notes``."""
+    """An inline grid that notes the size of each message on its way, in ``notes``.
+
+    Evaluate messages are left out: measuring models is no part of a method.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -69,6 +72,8 @@ class MeasuringGrid(InlineGrid):
         sent = list(messages)
         ids = list(super().push_messages(sent))
         for message_id, message in zip(ids, sent, strict=True):
+            if message.metadata.message_type == "evaluate":
+                continue
             config = message.content.config_records.get("fitins.config")
             phase = "handshake" if config is None else str(config[flower_records.PHASE])
             self.phases[message_id] = phase
@@ -87,8 +92,9 @@ class MeasuringGrid(InlineGrid):
         for message in replies:
             if message.has_error():
                 raise RuntimeError(f"a client failed: {message.error.reason}")
-            phase = self.phases[message.metadata.reply_to_message_id]
-            self._note(message, phase, "up", message.metadata.src_node_id)
+            phase = self.phases.get(message.metadata.reply_to_message_id)
+            if phase is not None:
+                self._note(message, phase, "up", message.metadata.src_node_id)
         return replies
 
     def _note(self, message: Message, phase: str, direction: str, node_id: int) -> None:
