@@ -148,7 +148,7 @@ class ExperimentOptions(DataOptions):
     backend: str = option(
         "auto",
         "where clients run: auto, processes, inline or ray; auto is inline for one worker, ray for "
-        "GPUs that workers share, else processes",
+        "GPUs that workers share and with an address, else processes",
     )
     ray_address: str | None = option(
         None, "run on a Ray cluster that is running: HOST:PORT, or auto for the one on this machine"
