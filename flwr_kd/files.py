@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Iterable
 from pathlib import Path
 
 __all__ = ["write_atomically"]
 
 
-def write_atomically(path: Path, data: bytes, *, mode: int = 0o600, sync: bool = True) -> None:
+def write_atomically(
+    path: Path, data: bytes | Iterable[bytes | memoryview], *, mode: int = 0o600, sync: bool = True
+) -> None:
     """Write a file so that a reader sees either the old or the new content, even after a crash.
 
     Parameters
     ----------
     path : Path
         Its folder is made if it does not exist.
-    data : bytes
-        All of the file.
+    data : bytes or iterable of bytes
+        All of the file, or its parts in turn, which need not be in memory together.
     mode : int
         Permissions of the file, less those that the process's umask takes away; for its owner only by default.
     sync : bool
@@ -28,7 +31,8 @@ def write_atomically(path: Path, data: bytes, *, mode: int = 0o600, sync: bool =
     try:
         handle = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         with os.fdopen(handle, "wb") as file:
-            file.write(data)
+            for part in [data] if isinstance(data, bytes) else data:
+                file.write(part)
             file.flush()
             if sync:
                 os.fsync(file.fileno())

@@ -16,11 +16,11 @@ import numpy.typing as npt
 from flwr.app import Array, ArrayRecord
 from flwr.common.logger import log
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
 
 from flwr_kd.checks import ConfigError, read_whole_number
 from flwr_kd.files import write_atomically
 from flwr_kd.server.records import Node
+from flwr_kd.server.tensor_file import pieces, read_tensors, write_tensors
 from flwr_kd.text import first_line
 from flwr_kd.transport.payload import PayloadError
 from flwr_kd.transport.template import ArrayTemplate
@@ -89,7 +89,10 @@ class Checkpoint:
             raise ConfigError(f"checkpoint_dir must be a folder that can be written to: {error}") from None
 
     def save(self, folder: Path) -> Path:
-        """Write the checkpoint, all of it or nothing, and return its file."""
+        """Write the checkpoint, all of it or nothing, and return its file.
+
+        Arrays that are in a file themselves pass through memory in pieces.
+        """
         arrays = {name: value.numpy() for name, value in self.arrays.items()}
         tensors = {f"arrays/{name}": np.ascontiguousarray(a).reshape(a.shape) for name, a in arrays.items()}
         tensors |= {f"state/{name}": np.asarray(value) for name, value in self.state.items()}
@@ -106,7 +109,7 @@ class Checkpoint:
             "infinite": json.dumps(_infinities(tensors)),
         }
         path = folder / CHECKPOINT
-        write_atomically(path, save(tensors, metadata=metadata))
+        write_tensors(path, tensors, metadata)
         return path
 
     @staticmethod
@@ -122,6 +125,8 @@ class Checkpoint:
     def load(cls, folder: Path, strategy: str) -> Self | None:
         """Read a strategy's checkpoint; None if there is none.
 
+        The arrays of the state stay in the file until they are looked at, and cannot be written to.
+
         Raises
         ------
         ConfigError
@@ -131,9 +136,7 @@ class Checkpoint:
         if not path.exists():
             return None
         try:
-            with safe_open(path, framework="numpy") as file:
-                metadata = file.metadata() or {}
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            metadata, tensors = read_tensors(path)
         except (SafetensorError, OSError) as error:
             raise ConfigError(f"{path} cannot be read: {error}") from None
         version, writer = metadata.get("version"), metadata.get("strategy")
@@ -218,17 +221,28 @@ def partitions_of(nodes: Sequence[Node], before: int, folder: Path | None) -> in
 
 def _infinities(tensors: Mapping[str, NDArray]) -> dict[str, int]:
     """Return how many infinite values each array has, such as a mask with -inf; without those that have none."""
-    counts = {name: int(np.isinf(value).sum()) for name, value in tensors.items() if value.dtype.kind == "f"}
+    counts = {
+        name: sum(int(np.isinf(piece).sum()) for piece in pieces(value))
+        for name, value in tensors.items()
+        if value.dtype.kind == "f"
+    }
     return {name: count for name, count in counts.items() if count}
 
 
 def _check_finite(tensors: Mapping[str, NDArray], infinite: Mapping[str, int]) -> None:
     """Raise :class:`ConfigError` if an array has NaN, or other infinities than when it was written."""
+    counts: dict[str, int] = {}
     for name, value in tensors.items():
-        if value.dtype.kind == "f" and np.isnan(value).any():
-            raise ConfigError(f"array {name!r} has values that are not finite")
-    if _infinities(tensors) != dict(infinite):
-        changed = sorted(_infinities(tensors).items() ^ dict(infinite).items())
+        if value.dtype.kind != "f":
+            continue
+        for piece in pieces(value):
+            if np.isfinite(piece).all():
+                continue
+            if np.isnan(piece).any():
+                raise ConfigError(f"array {name!r} has values that are not finite")
+            counts[name] = counts.get(name, 0) + int(np.isinf(piece).sum())
+    if counts != dict(infinite):
+        changed = sorted(counts.items() ^ dict(infinite).items())
         raise ConfigError(f"array {changed[0][0]!r} has other infinite values than when it was written")
 
 

@@ -39,6 +39,7 @@ from typing_extensions import TypeVar
 __all__ = [
     "LIMIT",
     "MAX_PAYLOAD_BYTES",
+    "SAFETENSORS_DTYPES",
     "ArraySpec",
     "Payload",
     "PayloadError",
@@ -57,11 +58,12 @@ DTYPES = (
 )
 _POSITIONS = 2**31
 _ONES = np.array([bin(byte).count("1") for byte in range(256)], dtype=np.uint8)
-_SAFETENSORS_DTYPES = {
+SAFETENSORS_DTYPES = {
     **{"BOOL": "bool", "F16": "float16", "F32": "float32", "F64": "float64"},
     **{f"I{bits}": f"int{bits}" for bits in (8, 16, 32, 64)},
     **{f"U{bits}": f"uint{bits}" for bits in (8, 16, 32, 64)},
 }
+"""numpy's names of the dtypes of :data:`DTYPES`, by those of safetensors."""
 LIMIT = 65504.0
 """Largest absolute value of a feature, prototype or representation: float16's."""
 
@@ -249,7 +251,7 @@ class Payload:
             )
         values: dict[str, Any] = {}
         for name, tensor in tensors:
-            dtype = _SAFETENSORS_DTYPES.get(tensor["dtype"])
+            dtype = SAFETENSORS_DTYPES.get(tensor["dtype"])
             if dtype is None:
                 raise PayloadError(
                     f"{cls.schema}: field {name[:80]!r} has dtype {tensor['dtype']}, not supported"

@@ -20,6 +20,7 @@ NDArray = npt.NDArray[Any]
 T = TypeVar("T")
 VARIANCE = "running_var"
 """How the names of BatchNorm's variances end."""
+_STATISTICS = ("running_mean", VARIANCE)
 EMPTY = "_empty"
 _COMPILED = "_orig_mod."
 _LONGEST_TEMPLATE = 4 * 10**6
@@ -77,6 +78,19 @@ class ArrayTemplate:
             tuple(value.shape for value in arrays.values()),
             constants,
             tuple(constants),
+        )
+
+    @property
+    def parameters(self) -> tuple[int, ...]:
+        """Positions of the arrays that training moves, for distances between models and mixtures of them.
+
+        These are the float arrays but BatchNorm's running statistics and those with values that are not finite. A
+        float buffer of another kind counts as a parameter: names and shapes do not tell them apart.
+        """
+        return tuple(
+            i
+            for i, (name, dtype) in enumerate(zip(self.names, self.dtypes, strict=True))
+            if dtype.startswith("float") and not name.endswith(_STATISTICS) and name not in self.constants
         )
 
     def to_json(self) -> str:

@@ -28,11 +28,9 @@ __all__ = [
     "distance_gradient",
     "distance_scale",
     "extend",
-    "gram",
     "knowledge_loss",
     "normalize_rows",
     "of_participants",
-    "personal_models",
     "personal_targets",
     "project_simplex",
     "step",
@@ -305,20 +303,6 @@ def cosine_coefficients(predictions: Tensor, k: int | None = None) -> Tensor:
     return (similarity / similarity.sum(dim=1, keepdim=True)).to(predictions.dtype)
 
 
-def gram(models: Sequence[Sequence[NDArray]]) -> Tensor:
-    """Return the inner products of models, ``[N, N]``, float64.
-
-    They are summed over all float arrays, without counters. The gradient of equation 11 needs nothing else of the
-    models.
-    """
-    total = np.zeros((len(models), len(models)))
-    for column in zip(*models, strict=True):
-        if column[0].dtype.kind == "f":
-            flat = np.stack([array.reshape(-1) for array in column]).astype(np.float64)
-            total += flat @ flat.T
-    return torch.from_numpy(total)
-
-
 def distance_gradient(
     coefficients: Tensor,
     products: Tensor,
@@ -337,7 +321,8 @@ def distance_gradient(
     coefficients : Tensor
         ``[N, N]``.
     products : Tensor
-        ``[N, N]``, see :func:`gram`.
+        ``[N, N]``, inner products of the models, see :meth:`flwr_kd.server.model_store.ModelStore.products`. The
+        gradient needs nothing else of them.
     shares : Tensor
         ``[N]``.
     weight, rho, scale : float
@@ -363,26 +348,6 @@ def distance_scale(model: Sequence[NDArray], reduction: str) -> float:
     _check_reduction(reduction)
     size = sum(array.size for array in model if array.dtype.kind == "f")
     return 1.0 if reduction == "sum" else 1.0 / max(size, 1)
-
-
-def personal_models(coefficients: Tensor, models: Sequence[Sequence[NDArray]]) -> list[list[NDArray]]:
-    r"""Return each client's personal global model, :math:`\sum_m c_{nm} w^m` (equation 10).
-
-    Arrays keep dtype and shape; values beyond the dtype's range are clipped to it. Counters are the client's own.
-    """
-    weights = coefficients.double().numpy()
-    out: list[list[NDArray]] = [[] for _ in models]
-    for column in zip(*models, strict=True):
-        dtype, shape = column[0].dtype, column[0].shape
-        if dtype.kind != "f":
-            mixed = list(column)
-        else:
-            flat = weights @ np.stack([array.reshape(-1) for array in column]).astype(np.float64)
-            limit = float(np.finfo(dtype).max)
-            mixed = [row.reshape(shape) for row in np.clip(flat, -limit, limit).astype(dtype)]
-        for arrays, array in zip(out, mixed, strict=True):
-            arrays.append(array)
-    return out
 
 
 def transferred(

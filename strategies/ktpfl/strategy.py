@@ -10,13 +10,11 @@ import torch
 from flwr.app import ArrayRecord
 from torch import Tensor
 
-from flwr_kd.learning.weights import by_prefix, with_prefix
 from flwr_kd.public_data.messages import SoftPredictions
 from flwr_kd.public_data.server import PublicKnowledgeStrategy
 from flwr_kd.server.aggregation import shares
+from flwr_kd.server.model_per_client import ModelPerClient
 from flwr_kd.server.records import NDArray, Node, Outgoing, Reply
-from flwr_kd.server.strategy import KDStrategy
-from flwr_kd.transport.template import VARIANCE, ArrayTemplate
 
 from .config import KTpFLConfig, KTpFLWeightsConfig
 from .functional import (
@@ -26,9 +24,7 @@ from .functional import (
     distance_gradient,
     distance_scale,
     extend,
-    gram,
     of_participants,
-    personal_models,
     personal_targets,
     step,
     with_participants,
@@ -191,7 +187,7 @@ class KTpFL(PublicKnowledgeStrategy[KTpFLConfig]):
         self.matrix = CoefficientMatrix.from_state(state)
 
 
-class KTpFLWeights(KDStrategy[KTpFLWeightsConfig]):
+class KTpFLWeights(ModelPerClient[KTpFLWeightsConfig]):
     """KT-pFL, homogeneous (its appendix C): personal global models instead of personalised predictions.
 
     Clients send their models. Client n's personal global model is the mixture of all by row n of the knowledge
@@ -203,18 +199,17 @@ class KTpFLWeights(KDStrategy[KTpFLWeightsConfig]):
     config : KTpFLWeightsConfig, optional
         The hyper-parameters.
     **options
-        See :class:`flwr_kd.KDStrategy`. ``initial_arrays`` of :meth:`start` are sent to each client before its
-        first training; if they are empty, each client starts from its model as built, which should be the same.
+        See :class:`flwr_kd.server.model_per_client.ModelPerClient`. ``initial_arrays`` of :meth:`start` are sent to
+        each client before its first training; if they are empty, each client starts from its model as built, which
+        should be the same.
 
     Attributes
     ----------
     matrix : CoefficientMatrix
         Empty before the first answers.
-    models : dict
+    models : ModelStore
         By client, the personal global model of the last round in which it took part. A client that lost its own
         model, for example in a restart, continues from it.
-    architecture : ArrayTemplate
-        The names and shapes that all clients' models have; empty before a run.
 
     Raises
     ------
@@ -224,38 +219,17 @@ class KTpFLWeights(KDStrategy[KTpFLWeightsConfig]):
 
     config_class = KTpFLWeightsConfig
     phases = ("train", "distill")
-    reply_arrays = frozenset({"train"})
-    sends_weights = False
-    uses_initial_arrays = True
 
     def __init__(self, config: KTpFLWeightsConfig | None = None, **options: Any) -> None:
         super().__init__(config, **options)
         self.matrix = CoefficientMatrix()
-        self.models: dict[int, list[NDArray]] = {}
-        self.architecture = ArrayTemplate()
         self._holders: dict[int, int] = {}
 
     def begin(self, nodes: list[Node]) -> None:
         """Fix the architecture, and note the clients, which are added to the matrix with the first replies."""
         super().begin(nodes)
-        expected = self._expected(nodes[0])
-        common = self.template if self.template.names else self.common(lambda node: node.template, nodes[0])
-        if not expected.difference(common):
-            # A checkpoint has its arrays in another order, which would change the rounding of sums over them.
-            order = [expected.names.index(name) for name in common.names] if self.models else []
-            self.models = {key: [model[i] for i in order] for key, model in self.models.items()}
-            # A checkpoint has no constants, such as the -inf of a mask.
-            expected = common
-        self.architecture, self._holders = expected, {}
+        self._holders = {}
         self.matrix.expect(nodes)
-
-    def template_of(self, node: Node) -> ArrayTemplate:
-        """Return the common architecture."""
-        return self.architecture
-
-    def accept_node(self, node: Node) -> str | None:
-        """Refuse a client whose model differs from the others'."""
-        return self._expected(node).difference(node.template)
 
     def configure_phase(
         self, phase: str, server_round: int, nodes: list[Node], arrays: ArrayRecord | None
@@ -267,38 +241,41 @@ class KTpFLWeights(KDStrategy[KTpFLWeightsConfig]):
             return [
                 Outgoing(node, config={HAS_MODEL: True})
                 if node.key in held
-                else Outgoing(node, self._first(node, arrays))
+                else Outgoing(node, self.first(node, arrays))
                 for node in nodes
             ]
-        return [Outgoing(node, self.architecture.record(self.models[node.key])) for node in nodes]
+        return [Outgoing(node, self.models.record(node.key)) for node in nodes]
 
     def configure_measurement(self, nodes: list[Node], arrays: ArrayRecord) -> Iterable[Outgoing]:
         """Send each client the model that it would be sent if it had none of its own, which it prefers."""
-        return [Outgoing(node, self._first(node, arrays)) for node in nodes]
+        return [Outgoing(node, self.first(node, arrays)) for node in nodes]
 
     def aggregate_phase(
         self, phase: str, server_round: int, replies: Iterable[Reply], arrays: ArrayRecord | None
     ) -> ArrayRecord | None:
         """Compute the personal global models, and update the matrix (equation 11)."""
-        replies = list(replies)
-        self._holders |= {reply.node.key: reply.node.node_id for reply in replies}
+        received, used = self.models.empty(), []
+        for reply in replies:
+            if phase == "train":
+                received.put(reply.node.key, reply.arrays)
+            used.append((reply.node, reply.num_examples))
+            # Drop the reference, so that only one reply is in memory.
+            del reply
+        self._holders |= {node.key: node.node_id for node, _ in used}
         if phase != "train":
             return None
-        config, clients = self.config, [reply.node.key for reply in replies]
+        config, clients = self.config, [node.key for node, _ in used]
         self.matrix.admit(clients)
-        models = [self.architecture.finite(reply.arrays) for reply in replies]
         weights = self.matrix.of(clients)
-        mixed = personal_models(weights, models)
-        self.models |= {
-            client: self._with_valid_variances(model) for client, model in zip(clients, mixed, strict=True)
-        }
+        self.models = self.models.copy()
+        self.models.merge(received.mixed(dict(zip(clients, weights.double().numpy(), strict=True)), clients))
         gradient = distance_gradient(
             weights,
-            gram(models),
-            _shares(replies),
+            torch.from_numpy(received.products(clients)),
+            torch.from_numpy(shares([count for _, count in used])),
             weight=config.distill_weight,
             rho=config.rho,
-            scale=distance_scale(models[0], config.reduction),
+            scale=distance_scale(received.get(clients[0]), config.reduction),
         )
         weights = step(weights, gradient, config.coefficient_learning_rate, config.normalize)
         self.matrix.update(clients, weights)
@@ -306,52 +283,18 @@ class KTpFLWeights(KDStrategy[KTpFLWeightsConfig]):
 
     def state_arrays(self) -> dict[str, NDArray]:
         """Return the matrix and the personal global models; nothing before the first replies."""
-        models: dict[str, NDArray] = {}
-        for client, model in self.models.items():
-            models |= with_prefix(str(client), dict(zip(self.architecture.names, model, strict=True)))
-        return self.matrix.to_state() | with_prefix("models", models)
+        return self.matrix.to_state() | super().state_arrays()
 
     def reset(self) -> None:
         """Begin with an empty matrix, and without personal global models."""
-        self.matrix, self.models, self._shape = CoefficientMatrix(), {}, ArrayTemplate()
+        super().reset()
+        self.matrix = CoefficientMatrix()
 
     def load_state_arrays(self, state: Mapping[str, NDArray]) -> None:
         """Restore the matrix and the models."""
-        self.matrix = CoefficientMatrix.from_state(
-            {name: value for name, value in state.items() if not name.startswith("models/")}
-        )
-        models = by_prefix(by_prefix(state).get("models", {}))
-        templates = {ArrayTemplate.of_ndarrays(model) for model in models.values()}
-        if len(templates) > 1:
-            raise ValueError("the personal global models of the state are not of one architecture")
-        self.models = {int(client): list(model.values()) for client, model in models.items()}
-        self.architecture = templates.pop() if templates else ArrayTemplate()
-
-    def _expected(self, node: Node) -> ArrayTemplate:
-        """Return the architecture: of the restored models, of ``initial_arrays``, or of most clients."""
-        if self.models or not self.template.names:
-            return (
-                self.architecture
-                if self.architecture.names
-                else self.common(lambda other: other.template, node, shown=_described)
-            )
-        return self.template
-
-    def _first(self, node: Node, arrays: ArrayRecord | None) -> ArrayRecord | None:
-        known = self.models.get(node.key)
-        if known is not None:
-            return self.architecture.record(known)
-        return ArrayRecord({name: arrays[name] for name in self.architecture.names}) if arrays else None
-
-    def _with_valid_variances(self, model: list[NDArray]) -> list[NDArray]:
-        """Clip variances at 0: rows that are not normalised can have negative coefficients."""
-        named = zip(self.architecture.names, model, strict=True)
-        return [np.maximum(array, 0) if name.endswith(VARIANCE) else array for name, array in named]
-
-
-def _described(template: ArrayTemplate) -> str:
-    sizes = dict(zip(template.names, template.shapes, strict=True))
-    return f"{len(sizes)} arrays, the last {list(sizes.items())[-1:]}"
+        matrix = CoefficientMatrix.from_state({n: v for n, v in state.items() if not self.is_model(n)})
+        super().load_state_arrays({name: value for name, value in state.items() if self.is_model(name)})
+        self.matrix = matrix
 
 
 def _shares(replies: list[Reply[Any]]) -> Tensor:

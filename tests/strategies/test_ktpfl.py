@@ -453,7 +453,7 @@ class TestState:
                 KTpFLWeights().load_state_arrays({**good, **other})
         strategy = KTpFLWeights()
         strategy.load_state_arrays({**good, "models/1/w": np.ones(2)})
-        assert [strategy.models[n][0].tolist() for n in (0, 1)] == [[0, 0], [1, 1]]
+        assert [strategy.models.get(n)[0].tolist() for n in (0, 1)] == [[0, 0], [1, 1]]
         for wrong in ({"models/x/w": np.zeros(2)}, {"models/1": np.zeros(2)}):
             with pytest.raises(ValueError, match=r".+"):
                 KTpFLWeights().load_state_arrays({**good, **wrong})

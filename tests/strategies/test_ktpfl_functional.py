@@ -29,6 +29,7 @@ from distributions import (
 )
 from hypothesis import given
 from hypothesis import strategies as st
+from stored import gram, personal_models
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -42,10 +43,8 @@ from flwr_kd.strategies.ktpfl.functional import (
     cosine_coefficients,
     distance_gradient,
     extend,
-    gram,
     knowledge_loss,
     of_participants,
-    personal_models,
     personal_targets,
     project_simplex,
     step,

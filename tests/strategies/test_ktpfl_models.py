@@ -24,13 +24,12 @@ from distributions import (
 )
 from hypothesis import given
 from hypothesis import strategies as st
+from stored import gram, personal_models
 from torch import Tensor
 
 from flwr_kd.strategies.ktpfl.functional import (
     distance_gradient,
     distance_scale,
-    gram,
-    personal_models,
     step,
     transferred,
 )
