@@ -20,11 +20,11 @@ from flwr_kd.results import files
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-SEARCH_SCRIPT = "fedhyb_search"
+SEARCH_SCRIPT, GPU_SCRIPT = "fedhyb_search", "gpu"
 SCRIPTS = {
     path.stem.replace("_", "-"): path.stem
     for path in sorted((ROOT / "benchmarks").glob("*.sh"))
-    if path.stem != SEARCH_SCRIPT
+    if path.stem not in (SEARCH_SCRIPT, GPU_SCRIPT)
 }
 """Shell scripts, by what their results' names begin with; each writes a folder of results."""
 PROGRAMS = {

@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from flwr.app import ArrayRecord, Message
+from flwr.app import ArrayRecord, ConfigRecord, Message
 
 from flwr_kd.server.records import Node, Outgoing, RoundStats
 from flwr_kd.transport import flower_records
 from flwr_kd.transport.delivery import lifetime
+from flwr_kd.transport.records import entries, record_of
 
 __all__ = ["Messages", "PersonalRounds"]
 
@@ -143,6 +144,7 @@ class Messages:
             If a payload is larger than ``max_payload_bytes``.
         """
         encoded: dict[int, bytes] = {}
+        contents = _Contents(lambda names: self.config(phase, server_round, names, extra))
         messages = []
         for out in sorted(outgoing, key=lambda item: item.node.order):
             payload = None
@@ -152,12 +154,8 @@ class Messages:
                 payload = encoded[id(out.payload)]
             message = flower_records.train_message(
                 out.node.node_id,
-                arrays=out.arrays if out.arrays is None else ArrayRecord(dict(out.arrays)),
-                config={
-                    **self.config(phase, server_round, names_of(out.node), extra),
-                    **personal(out.node),
-                    **out.config,
-                },
+                arrays=contents.arrays(out),
+                config=contents.config(names_of(out.node), {**personal(out.node), **out.config}),
                 payload=payload,
                 ttl=lifetime(self.timeout, len(outgoing)),
                 group_id=str(server_round),
@@ -186,19 +184,53 @@ class Messages:
         phase : str
             ``"evaluate"`` for the model that is sent, ``"measure"`` for the one that the client would train.
         """
+        contents = _Contents(lambda names: self.config(phase, server_round, names, extra))
         messages = []
         for out in outgoing:
             message = flower_records.evaluate_message(
                 out.node.node_id,
-                arrays=out.arrays if out.arrays is None else ArrayRecord(dict(out.arrays)),
-                config={
-                    **self.config(phase, server_round, names_of(out.node), extra),
-                    **personal(out.node),
-                    **out.config,
-                },
+                arrays=contents.arrays(out),
+                config=contents.config(names_of(out.node), {**personal(out.node), **out.config}),
                 ttl=lifetime(self.timeout, len(outgoing)),
                 group_id=str(server_round),
             )
             stats.count(out.node, down=flower_records.nbytes(message.content))
             messages.append(message)
         return messages
+
+
+class _Contents:
+    """The records of a phase's messages: what is the same for many nodes is made, and checked by Flower, once.
+
+    Parameters
+    ----------
+    config : callable
+        Returns the config of nodes whose arrays have these names.
+    """
+
+    def __init__(self, config: Callable[[tuple[str, ...]], Mapping[str, Any]]) -> None:
+        self._config = config
+        self._configs: dict[tuple[str, ...], ConfigRecord] = {}
+        self._arrays: dict[int, tuple[ArrayRecord, ArrayRecord]] = {}
+
+    def arrays(self, out: Outgoing) -> ArrayRecord | None:
+        """Return a copy of a node's arrays, the same one for all nodes that are sent the same record.
+
+        Grids copy or serialise a message before a client has it.
+        """
+        given = out.arrays
+        if given is None:
+            return None
+        if id(given) not in self._arrays:
+            # The given record is kept, so that no other has its identity.
+            self._arrays[id(given)] = given, record_of(ArrayRecord, entries(given))
+        return self._arrays[id(given)][1]
+
+    def config(self, names: Sequence[str], own: Mapping[str, Any]) -> ConfigRecord:
+        """Return a node's config, a record of its own."""
+        key = tuple(names)
+        if key not in self._configs:
+            self._configs[key] = ConfigRecord(dict(self._config(key)))
+        record = record_of(ConfigRecord, entries(self._configs[key]))
+        record.update(own)
+        return record

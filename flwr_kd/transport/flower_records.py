@@ -19,6 +19,7 @@ from flwr_kd.checks import whole_number
 from flwr_kd.text import shown
 from flwr_kd.transport.npy import read_array
 from flwr_kd.transport.payload import PayloadError
+from flwr_kd.transport.records import entries
 from flwr_kd.transport.template import EMPTY
 
 __all__ = [
@@ -114,7 +115,7 @@ def train_message(
     ttl: float | None = None,
     group_id: str = "",
 ) -> Message:
-    """Return one train message; its config is a record of its own, so that clients cannot share changes."""
+    """Return one train message. A config that is a record is the message's: no other may have it."""
     return _instruction("fitins", "train", node_id, arrays, config, payload, ttl, group_id)
 
 
@@ -232,9 +233,13 @@ def nbytes(content: RecordDict) -> int:
 
     The scalars beside them are not counted; with Flower's envelope they are a few kilobytes per message.
     """
-    arrays = sum(len(a.data) for record in content.array_records.values() for a in record.values())
-    values = (value for record in content.config_records.values() for value in record.values())
-    return arrays + sum(len(value) for value in values if isinstance(value, bytes))
+    size = 0
+    for record in entries(content).values():
+        if isinstance(record, ArrayRecord):
+            size += sum(len(array.data) for array in entries(record).values())
+        elif isinstance(record, ConfigRecord):
+            size += sum(len(value) for value in entries(record).values() if isinstance(value, bytes))
+    return size
 
 
 def _instruction(
@@ -247,14 +252,11 @@ def _instruction(
     ttl: float | None,
     group_id: str,
 ) -> Message:
-    values = dict(config)
+    record = config if isinstance(config, ConfigRecord) else ConfigRecord(dict(config))
     if payload is not None:
-        values[PAYLOAD] = payload
+        record[PAYLOAD] = payload
     content = RecordDict(
-        {
-            f"{ins}.parameters": ArrayRecord() if arrays is None else arrays,
-            f"{ins}.config": ConfigRecord(values),
-        }
+        {f"{ins}.parameters": ArrayRecord() if arrays is None else arrays, f"{ins}.config": record}
     )
     return Message(content, dst_node_id=node_id, message_type=message_type, ttl=ttl, group_id=group_id)
 

@@ -10,10 +10,12 @@ import functools
 import json
 import os
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+
+from flwr_kd.transport.records import entries, record_of
 
 __all__ = [
     "Segment",
@@ -22,7 +24,6 @@ __all__ = [
     "decode_part",
     "encode",
     "encode_part",
-    "entries",
     "join",
     "pack",
     "parts_of",
@@ -31,7 +32,6 @@ __all__ = [
 ]
 
 _LENGTH = struct.Struct("<Q")
-_HELD = "_data"
 _JSON = json.JSONEncoder(separators=(",", ":"))
 _KINDS: dict[str, Any] = {"metrics": MetricRecord, "config": ConfigRecord}
 Take = Callable[[int], bytes]
@@ -181,7 +181,7 @@ def decode(encoded: Sequence[Any], take: Take, shared: Callable[[int], Any] = la
     for name, kind, values in encoded:
         if kind == "shared":
             # Entries that are the same objects are decoded once by who reads them.
-            content[name] = _record(ArrayRecord, entries(shared(values)))
+            content[name] = record_of(ArrayRecord, entries(shared(values)))
         elif kind == "arrays":
             content[name] = _decode_arrays(values, take)
         else:
@@ -189,22 +189,8 @@ def decode(encoded: Sequence[Any], take: Take, shared: Callable[[int], Any] = la
                 key: _decode_value(value, take, shared) if isinstance(value, dict) else value
                 for key, value in values.items()
             }
-            content[name] = _record(_KINDS[kind], decoded)
+            content[name] = record_of(_KINDS[kind], decoded)
     return content
-
-
-def entries(record: Any) -> Mapping[str, Any]:
-    """Return what a record of Flower's holds, not to be changed; Flower's own way makes four calls per entry."""
-    held = vars(record).get(_HELD)
-    return held if isinstance(held, dict) else dict(record.items())
-
-
-def _record(kind: Any, values: Mapping[str, Any]) -> Any:
-    """Return a record; its entries were checked where it was made first."""
-    record = kind()
-    held = vars(record).get(_HELD)
-    (held if isinstance(held, dict) else record).update(values)
-    return record
 
 
 def encode_part(part: ArrayRecord | bytes) -> list[bytes]:
@@ -247,7 +233,7 @@ def _decode_arrays(values: Sequence[Any], take: Take) -> ArrayRecord:
         key: Array(dtype=dtype, shape=tuple(shape), stype=stype, data=take(size))
         for key, dtype, shape, stype, size in values
     }
-    return _record(ArrayRecord, arrays)  # type: ignore[no-any-return]
+    return record_of(ArrayRecord, arrays)
 
 
 def _encode_value(value: Any, buffers: list[bytes], shared: Callable[[object], int | None]) -> Any:

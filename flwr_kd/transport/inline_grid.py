@@ -25,8 +25,9 @@ from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
 from flwr.common.logger import log
 
-from flwr_kd.transport.local_grid import Fault, LocalGrid, answer, copied, failed
+from flwr_kd.transport.local_grid import Fault, LocalGrid, answer, failed
 from flwr_kd.transport.node_threads import Job, NodeThreads
+from flwr_kd.transport.records import copied
 
 __all__ = ["Fault", "InlineGrid"]
 

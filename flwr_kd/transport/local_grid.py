@@ -20,8 +20,9 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from flwr_kd.checks import ConfigError
 from flwr_kd.seeding import derive_seed
+from flwr_kd.transport.records import copied
 
-__all__ = ["Fault", "LocalGrid", "answer", "copied", "failed", "identify_process"]
+__all__ = ["Fault", "LocalGrid", "answer", "failed", "identify_process"]
 
 
 class Fault(Protocol):
@@ -199,16 +200,6 @@ def failed(message: Message, error: BaseException) -> Message:
     """Return the reply to a message whose ClientApp has raised an error."""
     reason = f"{type(error)}:<'{error}'>"
     return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
-
-
-def copied(content: RecordDict) -> RecordDict:
-    """Copy the records, but not the arrays, which are never changed in place."""
-    copies: dict[str, Any] = {}
-    for key, record in content.items():
-        copies[key] = type(record)()
-        # Made from a dict, an ArrayRecord would make new entries.
-        copies[key].update(record)
-    return RecordDict(copies)
 
 
 def identify_process() -> None:

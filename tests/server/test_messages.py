@@ -8,9 +8,10 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord
 
 from flwr_kd.server.messages import Messages, PersonalRounds
-from flwr_kd.server.records import Node, RoundStats, VoidRoundsError
+from flwr_kd.server.records import Node, Outgoing, RoundStats, VoidRoundsError
 from flwr_kd.strategies.fedavg import FedAvg
 from flwr_kd.strategies.fedhkd import FedHKD, FedHKDClient
+from flwr_kd.transport.template import ArrayTemplate
 from tests.server.federations import QUICK, Toy, events, initial, size_of
 
 
@@ -114,3 +115,34 @@ def test_what_a_client_must_know_of_its_personal_model() -> None:
 
 def known(trained: int, known_round: int, saved: int) -> dict[str, int]:
     return {"trained-round": trained, "known-round": known_round, "saved-round": saved}
+
+
+def test_nodes_share_the_arrays_that_are_the_same_record_and_nothing_else() -> None:
+    one, other = initial(), initial()
+    nodes = [Node(number, number, 4, 4, (8,), ArrayTemplate.of(one)) for number in range(4)]
+    outgoing = [Outgoing(node, arrays) for node, arrays in zip(nodes, (one, one, other, None), strict=True)]
+    sent = Messages({"seed": 3}, 10.0, 10**6).train(
+        "train",
+        1,
+        outgoing,
+        RoundStats(1),
+        names_of=lambda node: ("w",),
+        personal=lambda node: {"trained-round": 0},
+    )
+    arrays = [message.content["fitins.parameters"] for message in sent]
+    configs = [message.content["fitins.config"] for message in sent]
+    assert arrays[0] is arrays[1] is not arrays[2]
+    assert arrays[0] is not one
+    assert not arrays[3]
+    configs[0]["seed"] = 9
+    assert [config["seed"] for config in configs] == [9, 3, 3, 3]
+    # What differs from node to node is still checked by Flower.
+    with pytest.raises(TypeError, match="valid type"):
+        Messages({}, 10.0, 10**6).train(
+            "train",
+            1,
+            outgoing,
+            RoundStats(1),
+            names_of=lambda node: (),
+            personal=lambda node: {"x": object()},  # type: ignore[dict-item]
+        )
