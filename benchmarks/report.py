@@ -22,6 +22,7 @@ from typing import Any
 
 import bytes as bytes_program
 import numpy as np
+import overhead as overhead_program
 import remake
 import scale as scale_program
 from accuracy import DIGITS, FASHION, PARTS, SETTINGS, TARGET
@@ -197,35 +198,20 @@ def of_methods(*names: str) -> str:
 
 
 def overhead() -> str:
-    rows = [
-        [
-            row["setting"],
-            f"`{row['method']}`",
-            f"{row['bare_seconds']:.2f}",
-            f"{row['seconds']:.2f}",
-            f"{row['ratio']:.3f}",
-            *(
-                [f"{row['seconds_with_evaluation']:.2f}", f"{row['ratio_with_evaluation']:.3f}"]
-                if "parts" in row
-                else ["–", "–"]
-            ),
-        ]
-        for row in document("overhead")["rows"]
-    ]
-    header = ("setting", "method", "bare loop, s", "round, s", "ratio", "with evaluation, s", "ratio")
-    return markdown(header, rows)
+    """Rounds over those of a bare loop."""
+    rows = [overhead_program.cells(row) for row in document("overhead")["rows"]]
+    return markdown(
+        overhead_program.HEADER, [[setting, f"`{method}`", *rest] for setting, method, *rest in rows]
+    )
 
 
 def shares() -> str:
-    rows_with_parts = [row for row in document("overhead")["rows"] if "parts" in row]
-    parts = list(rows_with_parts[0]["parts_with_evaluation"])
+    """Where the time of a round goes."""
+    parts = overhead_program.PARTS
     rows = [
-        [
-            row["setting"],
-            f"`{row['method']}`",
-            *(f"{100 * row['parts_with_evaluation'][part]:.1f}" for part in parts),
-        ]
-        for row in rows_with_parts
+        [row["setting"], f"`{row['method']}`", *(f"{100 * row['parts'][part]:.1f}" for part in parts)]
+        for row in document("overhead")["rows"]
+        if "parts" in row
     ]
     return markdown(("setting", "method", *parts), rows)
 

@@ -1,13 +1,13 @@
-"""Seconds and memory of Ray simulations with 10, 100 and 1,000 virtual clients, of which a tenth trains per round.
+"""Seconds and memory of simulations with 10 to 10,000 virtual clients, of which a tenth trains per round.
 
-Fashion-MNIST, 20 images per client (5 of them its test split), the MLP or the method's own model, one local
-epoch, 5 rounds, 2 workers. With 10 clients, two train. Each run is a process of its own. ``server`` is that
-process, with Flower's SuperLink in it: the peak of its resident memory, above what it had before the run.
-``worker`` is the largest peak of a Ray worker, PyTorch included. The second table is 50 rounds with 100
-clients: resident memory of server and workers after round 25 and after round 50, since what grows with rounds
-would end a long run.
+Fashion-MNIST, 20 images per client (6 with 10,000 clients; a quarter of them is the test split), the MLP or the
+method's own model, one local epoch, 5 rounds, 2 workers. With 10 clients, two train. Each run is a process of its
+own. ``server`` is that process: the peak of its resident memory, above what it had before the run. ``worker`` is
+the largest resident memory of a worker after a round, PyTorch included; pages that forked workers share with the
+server count in each. The second table is 50 rounds with 100 clients: resident memory of server and workers after
+round 25 and after round 50, since what grows with rounds would end a long run.
 
-Usage: python benchmarks/scale.py [--methods NAME,...] [--clients N,...] [--out FILE]   (some 40 minutes on 2 cores)
+Usage: python benchmarks/scale.py [--methods NAME,...] [--clients N,...] [--backends NAME,...] [--out FILE]
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from noting import Noting, noted
+import psutil
 
 from flwr_kd import registry
 from flwr_kd.experiments import runner
@@ -33,7 +34,11 @@ from flwr_kd.experiments.experiment import Experiment
 from flwr_kd.results.provenance import versions
 
 METHODS = tuple(name for name, method in registry.methods().items() if "scale" in method.benchmarks)
-CLIENTS = (10, 100, 1000)
+CLIENTS = (10, 100, 1000, 10_000)
+IMAGES = 60_000
+BACKENDS = ("processes", "ray")
+RAY_AT = 1000
+"""Ray is measured beside the other backend with this number of clients, and FedAvg."""
 PER_CLIENT, FRACTION, ROUNDS, LONG = 20, 0.1, 5, 50
 LATER = 25
 """A long run's memory is compared with that after this round, when all workers have warmed up."""
@@ -49,15 +54,18 @@ def main() -> None:
     )
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--clients", default=",".join(map(str, CLIENTS)))
+    parser.add_argument("--backends", default=",".join(BACKENDS))
     parser.add_argument("--long", type=int, default=LONG, help="rounds of the long runs; 0 leaves them out")
     parser.add_argument(
         "--out", type=Path, help="write the numbers as JSON; what is there already is not run again"
     )
-    parser.add_argument("--one", nargs=3, metavar=("METHOD", "CLIENTS", "ROUNDS"), help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--one", nargs=4, metavar=("METHOD", "CLIENTS", "ROUNDS", "BACKEND"), help=argparse.SUPPRESS
+    )
     options = parser.parse_args()
     if options.one:
-        method, clients, rounds = options.one
-        print(json.dumps(run(method, int(clients), int(rounds))))
+        method, clients, rounds, backend = options.one
+        print(json.dumps(run(method, int(clients), int(rounds), backend)))
         return
     now = versions()
     config = {"fraction_train": FRACTION, "images_per_client": PER_CLIENT, "workers": 2, "settings": SETTINGS}
@@ -66,26 +74,28 @@ def main() -> None:
         earlier = json.loads(options.out.read_text(encoding="utf-8"))
         if earlier["versions"] == now and earlier["config"] == config:
             document = earlier
-    wanted = [
-        (name, int(count), ROUNDS)
-        for name in options.methods.split(",")
-        for count in options.clients.split(",")
-    ]
-    wanted += [(name, 100, options.long) for name in options.methods.split(",") if options.long]
-    for method, clients, rounds in wanted:
-        done = {(run["method"], run["clients"], run["rounds"]) for run in document["runs"]}
-        if (method, clients, rounds) not in done:
-            print(f"{method}, {clients} clients, {rounds} rounds", file=sys.stderr)
-            document["runs"].append(apart(method, clients, rounds))
+    methods, backends = options.methods.split(","), options.backends.split(",")
+    counts = [int(count) for count in options.clients.split(",")]
+    wanted: list[tuple[str, int, int, str]] = []
+    if "processes" in backends:
+        wanted += [(name, count, ROUNDS, "processes") for name in methods for count in counts]
+        wanted += [(name, 100, options.long, "processes") for name in methods if options.long]
+    if "ray" in backends and RAY_AT in counts and "fedavg" in methods:
+        wanted.append(("fedavg", RAY_AT, ROUNDS, "ray"))
+    done = {tuple(run[key] for key in ("method", "clients", "rounds", "backend")) for run in document["runs"]}
+    for key in wanted:
+        if key not in done:
+            print("{}, {} clients, {} rounds, {}".format(*key), file=sys.stderr)
+            document["runs"].append(apart(*key))
             if options.out:
                 options.out.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     show(document["runs"], options.long)
 
 
-def apart(method: str, clients: int, rounds: int) -> dict[str, Any]:
+def apart(method: str, clients: int, rounds: int, backend: str) -> dict[str, Any]:
     """Run in a process of its own: the peak is a whole process's."""
     done = subprocess.run(
-        [sys.executable, __file__, "--one", method, str(clients), str(rounds)],
+        [sys.executable, __file__, "--one", method, str(clients), str(rounds), backend],
         check=True,
         stdout=subprocess.PIPE,
         text=True,
@@ -94,18 +104,19 @@ def apart(method: str, clients: int, rounds: int) -> dict[str, Any]:
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
-def run(method: str, clients: int, rounds: int) -> dict[str, Any]:
+def run(method: str, clients: int, rounds: int, backend: str) -> dict[str, Any]:
     logging.getLogger("flwr").setLevel(logging.ERROR)
     entry = registry.get(method)
+    images = min(PER_CLIENT * clients, IMAGES)
     experiment = Experiment(
         dataset="fashion-mnist",
         partition="iid",
         clients=clients,
         rounds=rounds,
-        limit=PER_CLIENT * clients,
-        test_limit=max(1, round(PER_CLIENT * clients / 6)),
+        limit=images,
+        test_limit=max(1, round(images / 6)),
         fraction_train=FRACTION if clients > 10 else 0.2,
-        backend="ray",
+        backend=backend,
         workers=2,
         device="cpu",
         public_limit=500,
@@ -115,33 +126,29 @@ def run(method: str, clients: int, rounds: int) -> dict[str, Any]:
     config = entry.config(["local-epochs=1", *(text for name, text in SETTINGS.items() if name in known)])
     seconds: list[float] = []
     server: list[int] = []
+    workers: list[int] = []
     begun = time.monotonic()
     before = resident()
 
     def on_round(stats: Any) -> None:
         seconds.append(stats.seconds)
         server.append(resident())
+        workers.append(max(worker_memory(), default=0))
 
-    with noted(Measured) as lines:
-        runner.run(entry, experiment, config, on_round=on_round)
-    last = {}
-    for line in lines:
-        if line["round"].isdigit():
-            last[int(line["round"]), line["pid"]] = line["resident"]
+    runner.run(entry, experiment, config, on_round=on_round)
     peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return {
         "method": method,
         "clients": clients,
         "rounds": rounds,
+        "backend": backend,
         "seconds": round(time.monotonic() - begun, 2),
         "seconds_of_rounds": [round(each, 3) for each in seconds],
         "server_peak": peak,
         "server_peak_above_start": peak - before,
-        "worker_peak": max(line["peak"] for line in lines),
+        "worker_peak": max(workers),
         "server_resident": server,
-        "worker_resident": [
-            max((last[key] for key in last if key[0] == number), default=0) for number in range(1, rounds + 1)
-        ],
+        "worker_resident": workers,
     }
 
 
@@ -151,23 +158,35 @@ def resident() -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-class Measured(Noting):
-    """Notes its process's memory."""
-
-    def note(self) -> dict[str, Any]:
-        peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return {"resident": resident(), "peak": peak}
+def worker_memory() -> list[int]:
+    """Return the resident bytes of this process's workers: all children, or those of Ray that run clients."""
+    sizes = []
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            line = " ".join(process.cmdline())
+            if "ray" not in line or line.startswith("ray::"):
+                sizes.append(process.memory_info().rss)
+    return sizes
 
 
 def sizes(runs: Iterable[Mapping[str, Any]]) -> Rows:
     """Return seconds and peaks of the short runs, the header first; the pages show the same."""
-    header = ["method", "clients", "whole run, s", "round, s", "server above start, MB", "worker, MB"]
+    header = [
+        "method",
+        "clients",
+        "backend",
+        "whole run, s",
+        "round, s",
+        "server above start, MB",
+        "worker, MB",
+    ]
     return [
         header,
         *(
             [
                 run["method"],
                 f"{run['clients']:,}",
+                run["backend"],
                 f"{run['seconds']:.0f}",
                 f"{statistics.median(run['seconds_of_rounds']):.2f}",
                 f"{run['server_peak_above_start'] / 1e6:.0f}",
