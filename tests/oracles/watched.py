@@ -260,7 +260,7 @@ def party(name: str, *, clients: int = 4, alike: bool = False, public: Any = Non
     kinds = [2 if alike else i % 4 for i in range(clients)]
     sizes = [SIZES[i % 4] + 3 * (i // 4) for i in range(clients)]
     values: dict[str, Any] = {"local_epochs": 2, "batch_size": 8, "optimizer": "sgd", "learning_rate": 0.1}
-    if name != "ktpfl-weights":
+    if registry.get(name).public_at:
         values |= {"public_samples": 10, "public_batch_size": 4, "distill_learning_rate": 0.05}
         values |= {"temperature": 2.0}
         shared = TensorDataset(*samples(99, PUBLIC))

@@ -1,0 +1,39 @@
+"""FedAMP's client half: cross-entropy, and the distance from the client's mixture of models."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from flwr_kd.client.client import KDClient, Objective
+from flwr_kd.client.task import Task
+
+from ..fedprox.functional import proximal_term
+from .config import FedAMPConfig
+from .messages import HAS_MODEL
+
+
+class FedAMPClient(KDClient[FedAMPConfig]):
+    """Trains from its mixture u_i, and adds λ/(2α) · ‖w - u_i‖² to the loss.
+
+    The server keeps the client's model; the client keeps nothing. For parameters see :class:`flwr_kd.KDClient`.
+    """
+
+    config_class = FedAMPConfig
+
+    def load(self, task: Task[FedAMPConfig]) -> None:
+        """Load what the server sends; without anything, the model stays as it was built."""
+        if task.arrays:
+            super().load(task)
+        self._has_own = bool(task.extra.get(HAS_MODEL))
+
+    def objective(self, task: Task[FedAMPConfig]) -> Objective:
+        """Return cross-entropy plus the proximal term; its constant is a copy of the mixture."""
+        parameters = [p for p in self.model.parameters() if p.requires_grad]
+        mixture = [p.detach().clone() for p in parameters]
+        mu = task.config.proximal_mu_at(task.server_round)
+
+        def loss(x: Tensor, y: Tensor) -> Tensor:
+            return F.cross_entropy(self.model(x), y) + proximal_term(parameters, mixture, mu)
+
+        return loss
