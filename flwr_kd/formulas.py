@@ -27,6 +27,7 @@ LETTERS = {
     "S": "clients of a sector",
     "B": "numbers of BatchNorm's statistics",
     "L": "BatchNorm layers, each with a counter",
+    "H": "hidden units of a generator",
 }
 Sizes = Mapping[str, int]
 """Numbers by the letters."""

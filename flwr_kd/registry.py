@@ -83,6 +83,8 @@ class Method:
         Arguments of the client class in a simulation, for example noise from the run's seed.
     server_device : bool
         Whether the strategy trains a model itself, and so takes a ``device``.
+    server_model : bool
+        Whether it needs the clients' architecture for that, and so takes a ``model`` as well.
     model : str
         The clients' models where a simulation names none: one of :data:`flwr_kd.models.MODELS`, or several
         separated by commas, given to the clients in turn.
@@ -122,6 +124,7 @@ class Method:
     fixed: Mapping[str, Any] = field(default_factory=dict)
     client_options: Mapping[str, Any] = field(default_factory=dict)
     server_device: bool = False
+    server_model: bool = False
     model: str = "mlp"
     simulated: tuple[str, ...] = ()
     leaves_client: str = ""

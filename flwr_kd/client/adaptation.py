@@ -14,8 +14,8 @@ from torch.nn import functional as F
 
 from flwr_kd.client.task import Measured, Task
 from flwr_kd.learning.loop import BatchNorms
-from flwr_kd.models import FeatureModel, SplitModel
-from flwr_kd.models.head import HeadTap
+from flwr_kd.models import FeatureModel
+from flwr_kd.models.feature import find_head
 from flwr_kd.seeding import forked_global_rng
 
 if TYPE_CHECKING:
@@ -74,10 +74,8 @@ def head_of(model: nn.Module) -> nn.Module:
     ValueError
         If the model has ``features`` and ``classify`` of its own, and names no ``head``.
     """
-    if isinstance(model, HeadTap):
-        return model.tapped_linear()
-    head = model.predictor if isinstance(model, SplitModel) else getattr(model, "head", None)
-    if not isinstance(head, nn.Module):
+    head = find_head(model)
+    if head is None:
         raise ValueError(
             f"personalize-part=head needs a model with a head, a module; {type(model).__name__} has none: set "
             f"personalize-part=model, or give {FeatureModel.__name__}(extractor, head)"

@@ -147,7 +147,7 @@ class KDClient(NumPyClient, Generic[ConfigT]):
         self.augment = augment
         self.state = PersonalState(context)
         self._trained_round, self._lost_state, self._has_own = 0, False, False
-        self._seed = 0
+        self._seed = self.local_epoch = 0
 
     # ------------------------------------------------------------------ hooks for a method's author
 
@@ -385,6 +385,7 @@ class KDClient(NumPyClient, Generic[ConfigT]):
 
         The optimiser is fresh in every phase. With ``rows`` the objective takes the samples' positions in the data
         set, ``[B]``, as third argument. ``among`` has the positions ``[n]`` of those to train on; all if None.
+        An objective that changes with the epoch finds it in :attr:`local_epoch`, from 0.
 
         Returns
         -------
@@ -399,8 +400,10 @@ class KDClient(NumPyClient, Generic[ConfigT]):
         config = task.config
         optimizer = make_optimizer(self.model, config, config.learning_rate_at(task.server_round))
         order, views = task.generator("order"), task.generator("augment")
+        self.local_epoch = -1
 
         def epoch() -> Iterator[tuple[Tensor, ...]]:
+            self.local_epoch += 1
             source = self.train_batches.indexed if rows else self.train_batches.shuffled
             for x, *others in source(config.batch_size, order, among):
                 x = self.to_device(x)

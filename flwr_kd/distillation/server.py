@@ -22,10 +22,10 @@ from flwr_kd.distillation.teachers import Matching, Teachers, mixed_means
 from flwr_kd.learning.batches import Batches
 from flwr_kd.learning.device import resolve_device
 from flwr_kd.learning.weights import get_weights
-from flwr_kd.models import as_feature_model
-from flwr_kd.models.given import check_dtypes, check_outputs, floating_dtype, plain_model, private_copy
+from flwr_kd.models.given import check_outputs, floating_dtype
 from flwr_kd.seeding import derive_seed, forked_global_rng
 from flwr_kd.server.aggregation import weighted_mean
+from flwr_kd.server.given_model import own_copy
 from flwr_kd.server.records import Node, Reply
 from flwr_kd.server.strategy import KDStrategy
 from flwr_kd.transport.template import ArrayTemplate
@@ -71,7 +71,7 @@ class ServerDistiller:
         called: str = "model",
     ) -> None:
         self.device, self.what, self.called = resolve_device(device), what, called
-        self.model = self._copy_of(model)
+        self.model = own_copy(model, self.device, called=called)
         self.use(public_set, input_key=input_key)
         self.num_classes = self._try()
 
@@ -85,7 +85,7 @@ class ServerDistiller:
         """
         other = copy.copy(self)
         other.called = called
-        other.model = other._copy_of(model)
+        other.model = own_copy(model, self.device, called=called)
         other.samples = copy.copy(self.samples)
         other.samples.dtype = floating_dtype(other.model)
         other.num_classes = other._try()
@@ -110,14 +110,6 @@ class ServerDistiller:
         difference = template.difference(ArrayTemplate.of_ndarrays(get_weights(self.model)))
         if difference is not None:
             raise ConfigError(f"model is not what initial_arrays are of: {difference}")
-
-    def _copy_of(self, model: nn.Module | tuple[nn.Module, nn.Module]) -> nn.Module:
-        try:
-            own = as_feature_model(private_copy(plain_model(model))).to(self.device)
-            check_dtypes(own.state_dict())
-            return own
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"{self.called} cannot be used: {error}") from None
 
     def _try(self) -> int:
         count = try_model(self.model, self.samples, self.device, what=self.what, called=self.called)

@@ -233,7 +233,8 @@ def server_options(method: registry.Method, experiment: Experiment) -> dict[str,
             "input_shape": bundle_of(experiment).input_shape,
             "device": experiment.device,
         }
-    return {"device": experiment.device} if method.server_device else {}
+    model = {"model": experiment.build_model()} if method.server_model else {}
+    return {**model, "device": experiment.device} if method.server_device else model
 
 
 def client_options(method: registry.Method, experiment: Experiment) -> dict[str, Any]:

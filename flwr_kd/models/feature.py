@@ -12,7 +12,7 @@ from flwr_kd.models.checks import check_matrix, check_size, type_name
 from flwr_kd.models.given import plain_model
 from flwr_kd.models.head import HeadTap, final_linear
 
-__all__ = ["FeatureModel", "SplitModel", "as_feature_model", "count_parameters"]
+__all__ = ["FeatureModel", "SplitModel", "as_feature_model", "count_parameters", "find_head"]
 
 _NOT_LOGITS = (nn.Softmax, nn.LogSoftmax, nn.Softmin, nn.Softmax2d, nn.Sigmoid, nn.LogSigmoid)
 
@@ -261,6 +261,20 @@ def as_feature_model(model: nn.Module | tuple[nn.Module, nn.Module]) -> nn.Modul
     name = final_linear(model)
     _check_not_lazy(cast(nn.Linear, model.get_submodule(name)), repr(name))
     return HeadTap(model, name)
+
+
+def find_head(model: nn.Module) -> nn.Module | None:
+    """Return the module that maps features to logits in a model of :func:`as_feature_model`.
+
+    None of a model with ``features`` and ``classify`` of its own that has no module named ``head``.
+
+    >>> find_head(as_feature_model(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))))
+    Linear(in_features=3, out_features=2, bias=True)
+    """
+    if isinstance(model, HeadTap):
+        return model.tapped_linear()
+    head = model.predictor if isinstance(model, SplitModel) else getattr(model, "head", None)
+    return head if isinstance(head, nn.Module) else None
 
 
 def count_parameters(model: nn.Module) -> int:

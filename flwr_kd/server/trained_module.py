@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from flwr_kd.learning.weights import by_prefix, get_weights, load_weights, with_prefix
+from flwr_kd.learning.weights import by_prefix, check_finite_weights, get_weights, load_weights, with_prefix
 from flwr_kd.seeding import torch_generator
 
 __all__ = ["TrainedModule"]
@@ -80,6 +80,20 @@ class TrainedModule(Generic[ModuleT]):
         """Multiply the learning rates, for a schedule."""
         for group in self.optimizer.param_groups:
             group["lr"] *= factor
+
+    def check_finite(self, what: str, *, option: str = "learning-rate") -> None:
+        """Refuse weights, or values of the optimiser's, that are no longer finite.
+
+        Raises
+        ------
+        FloatingPointError
+            Its text begins with ``what``, and suggests a smaller ``option``.
+        """
+        check_finite_weights(self.module, what, option=option)
+        values = [value for state in self.optimizer.state.values() for value in state.values()]
+        finite = [torch.isfinite(value).all() for value in values if isinstance(value, Tensor)]
+        if finite and not bool(torch.stack([one.to(finite[0].device) for one in finite]).all()):
+            raise FloatingPointError(f"the optimiser of {what} is no longer finite: try a smaller {option}")
 
     def state_arrays(self) -> dict[str, NDArray]:
         """Return all that :meth:`load_state_arrays` needs, for a strategy's own ``state_arrays``."""

@@ -173,6 +173,8 @@ class Federation:
             options = {**models, "public_set": self._public(), "device": self.device, **options}
         if self.method.public_at == "synthetic":
             options = {"model": small_model(), "input_shape": SHAPE, "device": self.device, **options}
+        if self.method.server_model:
+            options = {"model": small_model(), **options}
         if self.method.server_device:
             options = {"device": self.device, **options}
         return self.method.strategy(self.method.config([*QUICK, *self.method.quick, *settings]), **options)

@@ -81,7 +81,8 @@ class Case:
     def strategy(self, federation: Federation) -> KDStrategy[Any, Any]:
         """Return the strategy for these clients."""
         options: dict[str, Any] = {}
-        if self.model != "mlp" and self.method.public_at == "server" and not self.method.heterogeneous:
+        takes_model = self.method.server_model or self.method.public_at in ("server", "synthetic")
+        if self.model != "mlp" and takes_model and not self.method.heterogeneous:
             model: torch.nn.Module = small_model(self.model)
             options = {"model": model}
         return federation.strategy(*self.settings, **options)

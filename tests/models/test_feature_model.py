@@ -14,7 +14,8 @@ from flwr.common import ArrayRecord
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from flwr_kd.models import FeatureModel, as_feature_model, build_model, count_parameters
+from flwr_kd.models import FeatureModel, SplitModel, as_feature_model, build_model, count_parameters
+from flwr_kd.models.feature import find_head
 
 
 class ConvNet(nn.Module):
@@ -550,3 +551,13 @@ def test_state_hooks_and_non_persistent_buffers_are_shared() -> None:
     wrapped.load_state_dict(wrapped.state_dict())
     assert seen == ["save", "load"]
     assert list(wrapped.state_dict()) == list(model.state_dict()) == ["0.weight", "0.bias"]
+
+
+def test_the_head_of_a_model_is_the_module_after_its_features() -> None:
+    net = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+    assert find_head(as_feature_model(net)) is net[2]
+    pair = FeatureModel(nn.Linear(4, 3), nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 2)))
+    assert find_head(pair) is pair.head
+    split = SplitModel(nn.Linear(4, 3), nn.Linear(3, 2))
+    assert find_head(split) is split.predictor
+    assert find_head(nn.Identity()) is None

@@ -97,3 +97,18 @@ def test_the_state_of_another_module_is_refused(change: Callable[[dict[str, Any]
     change(state)
     with pytest.raises(ValueError, match=r"trained-module|invalid literal"):
         made("adam").load_state_arrays(state)
+
+
+def test_what_is_no_longer_finite_is_refused() -> None:
+    trained = TrainedModule(nn.Linear(2, 1), lambda m: torch.optim.Adam(m.parameters()), seed=0)
+    trained.check_finite("the weights")
+    trained.module(torch.full((1, 2), 1e30)).sum().backward()
+    trained.optimizer.step()
+    with pytest.raises(
+        FloatingPointError, match="the optimiser of the weights is no longer finite: try a smaller x"
+    ):
+        trained.check_finite("the weights", option="x")
+    trained.reset()
+    trained.module.weight.data.fill_(torch.nan)
+    with pytest.raises(FloatingPointError, match="the weights are no longer finite"):
+        trained.check_finite("the weights")
