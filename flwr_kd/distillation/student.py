@@ -322,9 +322,11 @@ def _mean_loss(
     copies = Copies(model.eval(), cores, parts=cores.count, shared=True)
 
     @torch.no_grad()
-    def sum_over(batch: tuple[Tensor, ...]) -> tuple[float, int]:
+    def mean_over(batch: tuple[Tensor, ...]) -> tuple[Tensor, int]:
         with copies.taken() as taken:
-            return float(loss(taken, *batch)) * len(batch[0]), len(batch[0])
+            return loss(taken, *batch), len(batch[0])
 
-    sums, counts = zip(*cores.stream(sum_over, itertools.chain([first], batches)), strict=True)
+    means, counts = zip(*cores.stream(mean_over, itertools.chain([first], batches)), strict=True)
+    # Fetched together: a GPU would be waited for with each number.
+    sums = (mean * count for mean, count in zip(torch.stack(means).tolist(), counts, strict=True))
     return float(sum(sums) / sum(counts))
