@@ -19,7 +19,7 @@ from typing_extensions import TypeVar
 from flwr_kd.checks import ConfigError, Scalar, allowed, checked
 from flwr_kd.text import similar, unknown_name
 
-__all__ = ["ConfigT", "MethodConfig", "hyper", "meant"]
+__all__ = ["ConfigT", "MethodConfig", "StepsConfig", "hyper", "meant"]
 
 PARTS = ("model", "head")
 # Names that other libraries and papers' code use, without separators, for what has another name here.
@@ -239,6 +239,43 @@ class MethodConfig:
     def decay_at(self, server_round: int) -> float:
         """Return the factor on learning rates in a round, counted from 1."""
         return self.lr_decay ** ((server_round - 1) // self.lr_decay_every)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepsConfig(MethodConfig):
+    """Hyper-parameters of methods whose clients take a number of plain SGD steps per round.
+
+    Examples
+    --------
+    >>> StepsConfig().steps(50), StepsConfig(local_epochs=5, batch_size=20).steps(50)
+    (20, 15)
+    >>> StepsConfig(momentum=0.9)
+    Traceback (most recent call last):
+    flwr_kd.ConfigError: momentum must be 0, since the steps are those of plain SGD, got 0.9
+    """
+
+    local_steps: int = hyper(20, "batches on which a client trains per round", ge=1)
+    local_epochs: int = hyper(
+        0,
+        "if not 0, a client trains on as many batches as that many passes over its training data have, in place of "
+        "local-steps",
+        ge=0,
+    )
+    batch_size: int = hyper(20, "samples per training batch", ge=1)
+    optimizer: str = hyper("sgd", "local optimiser", choices=("sgd",))
+    lr_decay: float = hyper(1.0, "factor on the learning rate every lr-decay-every rounds", gt=0, le=1)
+    momentum: float = hyper(0.0, "0, since the steps are those of plain SGD", ge=0, lt=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.momentum:
+            raise ConfigError(
+                f"momentum must be 0, since the steps are those of plain SGD, got {self.momentum:g}"
+            )
+
+    def steps(self, samples: int) -> int:
+        """Return the number of batches in a round of a client that has a number of samples."""
+        return self.local_epochs * -(-samples // self.batch_size) or self.local_steps
 
 
 # Messages of many clients have the same values. Typed, since 1, 1.0 and True are equal keys.

@@ -177,7 +177,8 @@ class Federation:
             options = {"model": small_model(), **options}
         if self.method.server_device:
             options = {"device": self.device, **options}
-        return self.method.strategy(self.method.config([*QUICK, *self.method.quick, *settings]), **options)
+        quick = [text for text in QUICK if text.partition("=")[0].replace("-", "_") not in self.method.fixed]
+        return self.method.strategy(self.method.config([*quick, *self.method.quick, *settings]), **options)
 
     def _public(self) -> ArrayDataset:
         return blobs(self.public, 200).to(self.device)
