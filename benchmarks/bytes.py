@@ -240,7 +240,8 @@ def letters_of(
     labels = bundle.train.y.numpy()
     counts = [np.bincount(labels[train], minlength=bundle.num_classes).tolist() for train, _ in splits]
     public = len(data.public_of(experiment)) if method.public_at == "clients" else 0
-    return sizes_of(method, config, experiment.build_model(client), counts, client, direction, public)
+    model, inputs = experiment.build_model(client), bundle.input_shape
+    return sizes_of(method, config, model, counts, client, direction, public, inputs)
 
 
 def round_row(

@@ -28,6 +28,9 @@ LETTERS = {
     "B": "numbers of BatchNorm's statistics",
     "L": "BatchNorm layers, each with a counter",
     "H": "hidden units of a generator",
+    "G": "numbers of a generator of samples, with its BatchNorm statistics",
+    "J": "BatchNorm layers of that generator, each with a counter",
+    "Q": "generated samples of the round",
 }
 Sizes = Mapping[str, int]
 """Numbers by the letters."""
@@ -130,6 +133,8 @@ class Situation:
         ``"down"`` or ``"up"``.
     public : int
         Number of public samples at every client.
+    inputs : sequence of int
+        Shape of one sample.
     """
 
     config: MethodConfig
@@ -137,6 +142,7 @@ class Situation:
     client: int
     direction: str
     public: int = 0
+    inputs: Sequence[int] = ()
 
     def number(self, name: str) -> float:
         """Return a hyper-parameter of the method's own."""

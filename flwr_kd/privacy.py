@@ -71,6 +71,7 @@ NOT_COVERED: tuple[str, ...] = (
     "model weights, where the method exchanges them: sent without noise",
     "class counts and which classes a client shares: sent in the clear",
     "the number of a client's samples of each class, where the method sends it (FedGen): sent in the clear",
+    "a generator that was trained against the client's data, and its scores of samples (DaFKD): sent without noise",
 )
 """Values that a client sends besides the noisy means, and that the noise on the means does not protect."""
 

@@ -163,6 +163,10 @@ class KDClient(NumPyClient, Generic[ConfigT]):
         """Return what is sent besides the model after training; nothing by default."""
         return None
 
+    def trained(self) -> nn.Module:
+        """Return what a training moves: the model; a method may have another module beside it."""
+        return self.model  # type: ignore[no-any-return]
+
     def adapt(self, task: Task[ConfigT]) -> None:
         """Adapt the global model to this client, before it is measured; by default by fine-tuning."""
         fine_tune(self, task)
@@ -398,7 +402,7 @@ class KDClient(NumPyClient, Generic[ConfigT]):
             If the loss is no longer finite.
         """
         config = task.config
-        optimizer = make_optimizer(self.model, config, config.learning_rate_at(task.server_round))
+        optimizer = make_optimizer(self.trained(), config, config.learning_rate_at(task.server_round))
         order, views = task.generator("order"), task.generator("augment")
         self.local_epoch = -1
 
@@ -412,7 +416,7 @@ class KDClient(NumPyClient, Generic[ConfigT]):
                 yield (x, *map(self.to_device, others))
 
         count = config.local_epochs if epochs is None else epochs
-        return fit(self.model, optimizer, epoch, self.in_precision(objective), epochs=count)
+        return fit(self.trained(), optimizer, epoch, self.in_precision(objective), epochs=count)
 
     def to_device(self, batch: Tensor) -> Tensor:
         """Return a batch on the client's device, images in its memory format.

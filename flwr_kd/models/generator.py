@@ -24,7 +24,7 @@ class ConditionalGenerator(nn.Module):
     Attributes
     ----------
     latent_dim, num_classes : int
-        Sizes of the noise and of the one-hot class, which are concatenated.
+        Sizes of the noise and of the one-hot class, which are concatenated. With 0 classes it is not conditional.
     """
 
     def __init__(self, net: nn.Module, *, latent_dim: int, num_classes: int) -> None:
@@ -32,8 +32,10 @@ class ConditionalGenerator(nn.Module):
         self.net = net
         self.latent_dim, self.num_classes = latent_dim, num_classes
 
-    def forward(self, z: Tensor, labels: Tensor) -> Tensor:
-        """Return samples ``[B, ...]`` of noise ``[B, Z]`` and classes ``[B]``."""
+    def forward(self, z: Tensor, labels: Tensor | None = None) -> Tensor:
+        """Return samples ``[B, ...]`` of noise ``[B, Z]`` and, where it is conditional, classes ``[B]``."""
+        if labels is None or not self.num_classes:
+            return cast(Tensor, self.net(z))
         # The factor gives the class the same norm as the noise, so that it has as much influence.
         one_hot = math.sqrt(self.latent_dim) * F.one_hot(labels, self.num_classes).to(z.dtype)
         return cast(Tensor, self.net(torch.cat([z, one_hot], dim=1)))
@@ -63,7 +65,7 @@ def build_generator(
     input_shape : sequence of int
         Shape of one sample.
     num_classes : int
-        C, at least 2.
+        C, at least 2; 0 for a generator of noise alone.
     latent_dim : int
         Size of the noise, at least 1.
     seed : int
@@ -83,7 +85,7 @@ def build_generator(
     torch.Size([4, 1, 28, 28])
     """
     shape = check_shape("a generator", None, tuple(input_shape))
-    check_size("num_classes", num_classes, 2)
+    check_size("num_classes", num_classes, 2 if num_classes else 0)
     check_size("latent_dim", latent_dim, 1)
     check_size("seed", seed, 0, 2**63 - 1)
     inputs = latent_dim + num_classes

@@ -8,7 +8,7 @@ import torch
 from flwr.app import ArrayRecord
 
 from flwr_kd.formulas import HEADERS, Sent
-from flwr_kd.testing.federation import CLASSES, blobs, small_model
+from flwr_kd.testing.federation import CLASSES, SHAPE, blobs, small_model
 from flwr_kd.testing.measured_messages import MeasuringGrid, Note, sizes_of
 from flwr_kd.testing.outcomes import ensure, equal
 from flwr_kd.testing.recording import CLIENTS, Case
@@ -33,7 +33,7 @@ def bytes_are_those_of_the_formula(case: Case) -> None:
     public = 32 if method.public_at == "clients" else 0
     network = small_model(case.model)
     sizes = {
-        (client, way): sizes_of(method, strategy.config, network, counts, client, way, public)
+        (client, way): sizes_of(method, strategy.config, network, counts, client, way, public, SHAPE)
         for client in range(CLIENTS)
         for way in ("down", "up")
     }

@@ -123,6 +123,7 @@ def sizes_of(
     client: int,
     direction: str,
     public: int = 0,
+    inputs: Sequence[int] = (),
 ) -> dict[str, int]:
     """Return what the letters of :data:`flwr_kd.formulas.LETTERS` are, from data and model alone.
 
@@ -142,6 +143,8 @@ def sizes_of(
         ``"down"`` or ``"up"``.
     public : int
         Number of public samples at every client.
+    inputs : sequence of int
+        Shape of one sample.
     """
     shape = getattr(network, "feature_shape", None)
     features: tuple[int, ...] = tuple(shape) if shape else (int(str(getattr(network, "feature_dim", 0))),)
@@ -153,5 +156,5 @@ def sizes_of(
         "N": sum(counts[client]),
         "B": sum(b.numel() for b in buffers if b.is_floating_point()),
         "L": sum(b.numel() for b in buffers if not b.is_floating_point()),
-        **method.letters(Situation(config, counts, client, direction, public)),
+        **method.letters(Situation(config, counts, client, direction, public, inputs)),
     }

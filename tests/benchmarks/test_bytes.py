@@ -21,7 +21,22 @@ from flwr_kd.formulas import HEADERS
 # All methods are measured once, for all tests here.
 pytestmark = pytest.mark.xdist_group("bytes")
 ROOT = Path(__file__).resolve().parents[2]
-SIZES = {"W": 1000, "C": 10, "D": 64, "N": 300, "K": 4, "P": 500, "A": 801, "S": 3, "B": 20, "L": 2, "H": 7}
+SIZES = {
+    "W": 1000,
+    "C": 10,
+    "D": 64,
+    "N": 300,
+    "K": 4,
+    "P": 500,
+    "A": 801,
+    "S": 3,
+    "B": 20,
+    "L": 2,
+    "H": 7,
+    "G": 90,
+    "J": 3,
+    "Q": 40,
+}
 MODEL = 4 * 1000
 BATCHNORM = {"BatchNorm statistics": 4 * 20, "BatchNorm counters": 8 * 2}
 CLASSES = {"classes": 2, "counts": 8 * 4}
