@@ -167,6 +167,10 @@ class KDClient(NumPyClient, Generic[ConfigT]):
         """Return what a training moves: the model; a method may have another module beside it."""
         return self.model  # type: ignore[no-any-return]
 
+    def optimizer(self, task: Task[ConfigT]) -> torch.optim.Optimizer:
+        """Return the fresh optimiser of a phase; by default the config's, with the round's learning rate."""
+        return make_optimizer(self.trained(), task.config, task.config.learning_rate_at(task.server_round))
+
     def adapt(self, task: Task[ConfigT]) -> None:
         """Adapt the global model to this client, before it is measured; by default by fine-tuning."""
         fine_tune(self, task)
@@ -401,8 +405,7 @@ class KDClient(NumPyClient, Generic[ConfigT]):
         FloatingPointError
             If the loss is no longer finite.
         """
-        config = task.config
-        optimizer = make_optimizer(self.trained(), config, config.learning_rate_at(task.server_round))
+        optimizer, config = self.optimizer(task), task.config
         order, views = task.generator("order"), task.generator("augment")
         self.local_epoch = -1
 
@@ -491,8 +494,7 @@ class KDClient(NumPyClient, Generic[ConfigT]):
 
     @classmethod
     def _phases(cls) -> list[str]:
-        prefix = "phase_"
-        return sorted(name.removeprefix(prefix) for name in dir(cls) if name.startswith(prefix))
+        return sorted(name.removeprefix("phase_") for name in dir(cls) if name.startswith("phase_"))
 
     def _named_arrays(self) -> dict[str, NDArray]:
         """Return the model's arrays; on the CPU these are views of its weights where those are contiguous."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -111,17 +112,23 @@ def _why_not_finite(loss: float, batches: Iterable[tuple[Tensor, ...]]) -> str:
     return f"the training loss is {loss}: try a smaller learning-rate"
 
 
-def make_optimizer(model: nn.Module, config: MethodConfig, learning_rate: float) -> torch.optim.Optimizer:
-    """Return the config's optimiser over the trainable parameters; raise ValueError if there are none."""
+def make_optimizer(
+    model: nn.Module, config: MethodConfig, learning_rate: float, *, nesterov: bool = False
+) -> torch.optim.Optimizer:
+    """Return the config's optimiser over the trainable parameters; raise ValueError if there are none.
+
+    With ``nesterov``, the momentum of SGD is Nesterov's, where there is any.
+    """
     parameters = [p for p in model.parameters() if p.requires_grad]
     if not parameters:
         raise ValueError(
             "model has no parameter that requires a gradient: set requires_grad where it is trained"
         )
     kind: Callable[..., torch.optim.Optimizer] = torch.optim.Adam
-    options = {"lr": learning_rate, "weight_decay": config.weight_decay}
+    options: dict[str, Any] = {"lr": learning_rate, "weight_decay": config.weight_decay}
     if config.optimizer == "sgd":
         kind, options = torch.optim.SGD, {**options, "momentum": config.momentum}
+        options["nesterov"] = nesterov and config.momentum > 0
     # The fused step, one kernel for all parameters, takes no sparse gradients.
     dense = not any(getattr(module, "sparse", False) for module in model.modules())
     if dense and all(p.device.type in _FUSED for p in parameters):
