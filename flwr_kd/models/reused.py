@@ -14,14 +14,16 @@ __all__ = ["ModelPool", "Pristine"]
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 _CONTAINERS = (dict, list, set)
+_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 _KEYS = 16
 
 
 class Pristine:
     """What a module is like, to be put back after others have trained or changed it.
 
-    Kept are the values of its parameters and buffers, which tensors are trained, and each submodule's class,
-    attributes and hooks. What an attribute refers to is not copied, except for dicts, lists and sets.
+    Kept are the values of its parameters and buffers, which tensors are trained, the hooks on their gradients, and
+    each submodule's class, attributes and hooks. What an attribute refers to is not copied, except for dicts, lists
+    and sets.
 
     Parameters
     ----------
@@ -43,6 +45,7 @@ class Pristine:
         tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
         self._tensors = [(tensor, tensor.requires_grad) for tensor in tensors.values()]
         self._values = [tensor.detach().clone() for tensor in tensors.values()]
+        self._attached = [_attached(tensor) for tensor in tensors.values()]
 
     @torch.no_grad()
     def restore(self) -> None:
@@ -63,6 +66,7 @@ class Pristine:
                 tensor.data = value.clone()
             tensor.requires_grad_(trained)
             tensor.grad = None
+            _attach(tensor, *self._attached[place])
 
 
 class ModelPool:
@@ -112,6 +116,24 @@ class ModelPool:
 
 def _form(tensor: Tensor) -> tuple[torch.dtype, torch.Size, tuple[int, ...]]:
     return tensor.dtype, tensor.shape, tensor.stride()
+
+
+def _attached(tensor: Tensor) -> tuple[dict[str, Any], list[dict[int, Any] | None]]:
+    """Return the attributes that a tensor was given, and the hooks on its gradient."""
+    hooks = [getattr(tensor, name, None) for name in _HOOKS]
+    return dict(vars(tensor)), [None if registered is None else registered.copy() for registered in hooks]
+
+
+def _attach(tensor: Tensor, attributes: dict[str, Any], hooks: list[dict[int, Any] | None]) -> None:
+    vars(tensor).clear()
+    vars(tensor).update(attributes)
+    for name, registered in zip(_HOOKS, hooks, strict=True):
+        now = getattr(tensor, name, None)
+        if now != registered:
+            # PyTorch keeps the dict that it had, also where the attribute is None.
+            if now is not None:
+                now.clear()
+            setattr(tensor, name, None if registered is None else registered.copy())
 
 
 def _copied(attributes: dict[str, Any]) -> dict[str, Any]:

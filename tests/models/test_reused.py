@@ -33,6 +33,14 @@ def doubled(module: nn.Module, args: Any, output: Tensor) -> Tensor:
     return output * 2
 
 
+def doubled_gradient(gradient: Tensor) -> Tensor:
+    return gradient * 2
+
+
+def cleared(tensor: Tensor) -> None:
+    tensor.grad = None
+
+
 def replaced(model: Any) -> None:
     model.extractor = nn.Flatten()
 
@@ -43,6 +51,9 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
     "frozen": lambda model: model.requires_grad_(False),
     "eval": lambda model: model.eval(),
     "hook": lambda model: model.register_forward_hook(doubled),
+    "gradient": lambda model: next(model.parameters()).register_hook(doubled_gradient),
+    "after gradient": lambda model: next(model.parameters()).register_post_accumulate_grad_hook(cleared),
+    "attribute of a tensor": lambda model: setattr(next(model.parameters()), "width", 3),
     "attribute": lambda model: setattr(model, "width", 3),
     "buffer": lambda model: model.register_buffer("more", torch.ones(2)),
     "layer": replaced,
@@ -57,7 +68,9 @@ def test_a_change_is_undone(change: Callable[[Any], Any]) -> None:
     model = small_model("resnet8")
     kinds = [type(module) for module in model.modules()]
     state, attributes = copy.deepcopy(model.state_dict()), vars(model).keys() | set()
-    expected = copy.deepcopy(model).eval()(X)
+    other = copy.deepcopy(model).eval()
+    expected = other(X)
+    gradients = torch.autograd.grad(expected.sum(), list(other.parameters()))
     pristine = Pristine(model)
     change(model)
     pristine.restore()
@@ -72,6 +85,9 @@ def test_a_change_is_undone(change: Callable[[Any], Any]) -> None:
         assert restored[name].dtype == value.dtype
         assert restored[name].stride() == value.stride()
     assert torch.equal(model.eval()(X), expected)
+    model(X).sum().backward()
+    assert all(torch.equal(p.grad, g) for p, g in zip(model.parameters(), gradients, strict=True))  # type: ignore[arg-type]
+    assert not vars(next(model.parameters()))
 
 
 def test_one_borrower_at_a_time() -> None:
