@@ -26,12 +26,15 @@ from flwr_kd.text import first_line
 from flwr_kd.transport.frames import Segment, encode, encode_part, pack, parts_of, size_of
 from flwr_kd.transport.local_grid import Fault
 from flwr_kd.transport.node_process import SMALL_BYTES, Start, work
+from flwr_kd.transport.open_files import allow_open_files
 from flwr_kd.wording import option
 
 __all__ = ["Job", "NodeProcess", "Pool", "Shared", "start_method"]
 
 _SHARED_BYTES = 1024
 """A byte string of this size that several messages have is sent once."""
+_FILES = 6
+"""That are open in the pool's process for each of its processes."""
 
 
 def start_method() -> str:
@@ -262,6 +265,11 @@ class NodeProcess:
         else:
             self._slots.append(slot)
 
+    def kill(self) -> None:
+        """Kill it; its end is seen later, as that of any process that dies."""
+        if not self._ended:
+            self._process.kill()
+
     def end(self) -> None:
         """Kill it if it runs, and wait for its end."""
         if self._ended:
@@ -289,10 +297,12 @@ class Pool:
         Number of processes.
     method : str, optional
         ``"fork"`` or ``"spawn"``; :func:`start_method` if None.
+    slots : int
+        Replies that may be in shared memory at the same time.
     """
 
-    def __init__(self, start: Start, count: int, method: str | None = None) -> None:
-        self._start, self._count, self._method = start, count, method
+    def __init__(self, start: Start, count: int, method: str | None = None, *, slots: int = 0) -> None:
+        self._start, self._count, self._method, self._most_slots = start, count, method, slots
         self._numbers, self._keys, self._starts = itertools.count(), itertools.count(), itertools.count()
         self._segments: weakref.WeakSet[Segment] = weakref.WeakSet()
         self._free: list[Slot] = []
@@ -302,6 +312,8 @@ class Pool:
 
     def begin(self) -> None:
         """Start the processes, unless they run."""
+        if not self.processes:
+            allow_open_files(_FILES * self._count + self._most_slots, self._count)
         while len(self.processes) < self._count:
             self.processes.append(self._started())
 

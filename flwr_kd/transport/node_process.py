@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import multiprocessing
 import os
 import signal
 import sys
@@ -17,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import reduction
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import torch
@@ -124,8 +125,16 @@ def _reset_signals() -> None:
 
 
 def _end_with(alive: Connection) -> None:
-    with suppress(EOFError, OSError):
-        alive.recv_bytes()
+    """End with the pool's process. Processes of another pool may hold the other end of its pipe open."""
+    parent = multiprocessing.parent_process()
+    sources: list[Any] = [alive]
+    if parent is not None:
+        with suppress(AttributeError, OSError):
+            sources.append(os.pidfd_open(parent.pid))  # type: ignore[arg-type]
+    # Else it had ended before, and the descriptor is of another process.
+    if parent is None or os.getppid() == parent.pid:
+        with suppress(OSError):
+            wait(sources)
     os._exit(1)
 
 
@@ -137,8 +146,14 @@ class _Lines(logging.Handler):
         self.lines: list[tuple[int, str, str | None]] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        once = getattr(record, "once", None)
-        self.lines.append((record.levelno, record.getMessage(), once))
+        try:
+            # With the traceback, if there is one.
+            text = self.format(record)
+        except Exception:
+            # As in any handler, a mistake in a call of the logger does not reach the caller.
+            self.handleError(record)
+        else:
+            self.lines.append((record.levelno, text, getattr(record, "once", None)))
 
     def take(self) -> list[tuple[int, str, str | None]]:
         lines, self.lines = self.lines, []
@@ -147,7 +162,7 @@ class _Lines(logging.Handler):
 
 class _Worker:
     def __init__(self, start: Start, connection: Connection) -> None:
-        self._start, self._connection = start, connection
+        self._start, self._connection, self._pid = start, connection, os.getpid()
         self._segments: dict[int, Segment] = {}
         self._shared: dict[int, ArrayRecord | bytes] = {}
         self._log = _Lines()
@@ -174,6 +189,9 @@ class _Worker:
         except KeyboardInterrupt as error:
             # The client's own: a signal does not reach this process.
             reply, state = failed(message, error), context.state
+        if os.getpid() != self._pid:
+            # A fork that the client's code has made and not ended: the pool waits for one reply.
+            os._exit(0)
         self._send(message, reply, None if _same(state, context.state) else state, slot, begun)
         for stream in (sys.stdout, sys.stderr):
             with suppress(Exception):
@@ -265,6 +283,17 @@ def _same(state: RecordDict, before: RecordDict) -> bool:
         if isinstance(record, ArrayRecord):
             if any(array.data is not other[key].data for key, array in record.items()):  # type: ignore[union-attr]
                 return False
-        elif dict(record) != dict(other):
+        elif not all(_same_value(value, other[key]) for key, value in record.items()):  # type: ignore[call-overload]
             return False
     return True
+
+
+def _same_value(value: Any, before: Any) -> bool:
+    """Say whether two entries of a record are the same: 1, 1.0 and True are equal, and so are 0.0 and -0.0."""
+    if value is before:
+        return True
+    if type(value) is not type(before):
+        return False
+    if isinstance(value, list):
+        return len(value) == len(before) and all(map(_same_value, value, before))
+    return repr(value) == repr(before) if isinstance(value, float) else bool(value == before)

@@ -90,7 +90,8 @@ class ProcessGrid(LocalGrid):
             seed=seed,
             threads=threads,
         )
-        self._pool = Pool(start, min(workers, num_nodes), start_method)
+        processes = min(workers, num_nodes)
+        self._pool = Pool(start, processes, start_method, slots=max(_AHEAD * workers, _MOST_AHEAD))
         self._jobs: dict[str, Job] = {}
         self._waiting: dict[str, Job] = {}
         self._states: dict[int, bytes] = {}
@@ -246,7 +247,8 @@ class ProcessGrid(LocalGrid):
         try:
             process.send(job, state, self._pool.new_slot if Segment.available() else None)
         except OSError:
-            # It has ended while it had nothing to do, or will be seen to have ended: another gets the message.
+            # It has ended while it had nothing to do. If not, it may have a part of the message. Another gets it.
+            process.kill()
             process.jobs.remove(job)
             self._free_slot(job)
             self._waiting = {job.message.metadata.message_id: job, **self._waiting}

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
+from flwr.app import ArrayRecord
+
 __all__ = ["copied", "entries", "record_of"]
 
 RecordT = TypeVar("RecordT")
@@ -36,6 +38,13 @@ def record_of(kind: type[RecordT], values: Mapping[str, Any]) -> RecordT:
 
 
 def copied(content: RecordT) -> RecordT:
-    """Return a copy of a ``RecordDict`` and its records, but not of arrays, which are never changed in place."""
-    copies = {key: record_of(type(record), entries(record)) for key, record in entries(content).items()}
+    """Return a copy of a ``RecordDict``, its records and lists, but not of arrays, which never change in place."""
+    copies = {key: record_of(type(record), _values(record)) for key, record in entries(content).items()}
     return record_of(type(content), copies)
+
+
+def _values(record: Any) -> Mapping[str, Any]:
+    values = entries(record)
+    if isinstance(record, ArrayRecord):
+        return values
+    return {key: list(value) if isinstance(value, list) else value for key, value in values.items()}

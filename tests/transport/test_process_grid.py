@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
 
 from flwr_kd import registry, wording
 from flwr_kd.checks import ConfigError
@@ -29,6 +31,7 @@ from flwr_kd.testing.federation import Federation, numbers
 from flwr_kd.transport import node_pool
 from flwr_kd.transport.frames import Segment
 from flwr_kd.transport.inline_grid import InlineGrid
+from flwr_kd.transport.open_files import allow_open_files
 from flwr_kd.transport.process_grid import ProcessGrid
 from tests.processes import wait_for
 
@@ -132,7 +135,7 @@ def app(function: Any) -> ClientApp:
     return client_app
 
 
-def exchanged(grid: ProcessGrid, *contents: RecordDict) -> list[Message]:
+def exchanged(grid: Grid, *contents: RecordDict) -> list[Message]:
     """Send each node a message, and return the replies in the order of the nodes."""
     nodes = list(grid.get_node_ids())
     messages = [
@@ -218,6 +221,30 @@ def test_a_nodes_state_follows_it_to_any_process(echoing: ProcessGrid) -> None:
     assert len({known(reply, "pid") for each in replies for reply in each} - {os.getpid()}) == 2
 
 
+@pytest.mark.parametrize(
+    ("first", "then"), [(1, 1.0), (0.0, -0.0), (True, 1), ([1], [1.0]), ("a", "b"), (float("nan"), 1.0)]
+)
+def test_a_value_that_changes_in_a_nodes_state_is_kept(first: Any, then: Any) -> None:
+    def change(message: Message, context: Context) -> Message:
+        values: Any = context.state["values"] if "values" in context.state else ConfigRecord({"log": []})
+        values["log"].append(len(values["log"]))
+        values["value"] = then if len(values["log"]) > 1 else first
+        before = str(context.state["before"]["is"]) if "before" in context.state else ""  # type: ignore[index]
+        context.state["before"] = ConfigRecord({"is": repr(values["value"])})
+        context.state["values"] = values
+        return Message(RecordDict({"known": ConfigRecord({**values, "before": before})}), reply_to=message)
+
+    seen = []
+    for grid in (InlineGrid(app(change), 1), ProcessGrid(app(change), 1)):
+        try:
+            seen.append([exchanged(grid, RecordDict())[0].content["known"] for _ in range(3)])
+        finally:
+            grid.close()
+    assert repr(seen[0]) == repr(seen[1])
+    assert seen[1][2]["log"] == [0, 1, 2]
+    assert seen[1][2]["before"] == repr(then)
+
+
 def test_an_idle_process_that_is_killed_costs_nothing(echoing: ProcessGrid) -> None:
     first = exchanged(echoing, *(RecordDict() for _ in range(6)))
     pids = {known(reply, "pid") for reply in first}
@@ -251,11 +278,15 @@ def test_a_reply_that_cannot_be_sent_is_an_error() -> None:
         grid.close()
 
 
-def test_log_lines_come_from_the_process_and_warnings_for_all_come_once(flower_log: list[str]) -> None:
+def test_log_lines_come_from_the_process_and_warnings_for_all_come_once(
+    flower_log: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def warn(message: Message, context: Context) -> Message:
         from flwr.common.logger import log
 
         log(30, "this is %d %%", context.node_config["partition-id"])
+        monkeypatch.setattr(logging, "raiseExceptions", False)
+        log(30, "a mistake: %d", "no number")
         wording.warn_once("all of %d clients are old", 4)
         return Message(RecordDict(), reply_to=message)
 
@@ -279,6 +310,38 @@ def test_the_end_leaves_no_process() -> None:
     grid.close()
 
 
+def test_a_process_that_a_client_forks_sends_no_reply(echoing: ProcessGrid) -> None:
+    def fork(message: Message, context: Context) -> Message:
+        os.fork()
+        return echo(message, context)
+
+    grid = ProcessGrid(app(fork), 3, workers=2)
+    try:
+        for count in (1, 2, 3):
+            replies = exchanged(grid, *(RecordDict() for _ in range(3)))
+            assert [known(reply, "partition") for reply in replies] == [0, 1, 2]
+            assert [known(reply, "calls") for reply in replies] == [count] * 3
+    finally:
+        grid.close()
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the limit is looked at on Linux only")
+def test_a_low_limit_of_open_files_is_raised_or_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    import resource
+
+    set_limits: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "setrlimit", lambda kind, limits: set_limits.append(limits))
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (64, 4096))
+    allow_open_files(200, 3)
+    ((soft, hard),) = set_limits
+    assert 264 < soft < 4096 == hard
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (64, 64))
+    with pytest.raises(
+        ConfigError, match=r"workers=3 need up to \d+ open files, and the system allows 64: .*ulimit"
+    ):
+        allow_open_files(200, 3)
+
+
 KILLED = """
 import os, sys, time
 from flwr_kd.strategies.fedavg import FedAvgClient
@@ -294,14 +357,39 @@ Federation("fedavg").run(kind=ProcessGrid, grid={"workers": 2})
 """
 
 
-def test_no_process_survives_a_parent_that_is_killed() -> None:
-    with subprocess.Popen([sys.executable, "-c", KILLED], stdout=subprocess.PIPE, text=True) as parent:
+TWO_GRIDS = """
+import os, time
+from flwr.app import Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr_kd.transport.process_grid import ProcessGrid
+
+app, pids = ClientApp(), []
+
+@app.train()
+def train(message, context):
+    os.write(1, f"{os.getpid()}\\n".encode())
+    return Message(RecordDict(), reply_to=message)
+
+grids = [ProcessGrid(app, 1, workers=1) for _ in range(2)]
+for grid in (*grids, grids[0]):
+    (node,) = grid.get_node_ids()
+    grid.send_and_receive([Message(RecordDict(), dst_node_id=node, message_type="train")])
+    if grid is grids[1]:
+        # Each of the two that remain has now what the other's pool had open.
+        grids[0]._pool.replace(grids[0]._pool.processes[0])
+time.sleep(100_000)
+"""
+
+
+@pytest.mark.parametrize(("program", "count"), [(KILLED, 2), (TWO_GRIDS, 3)], ids=["one grid", "two grids"])
+def test_no_process_survives_a_parent_that_is_killed(program: str, count: int) -> None:
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         try:
-            pids = [int(parent.stdout.readline()) for _ in range(2)]
+            pids = [int(parent.stdout.readline()) for _ in range(count)]
         finally:
             parent.kill()
-    assert len(set(pids)) == 2
+    assert len(set(pids)) == count
     wait_for(lambda: all(_state(pid) in ("Z", None) for pid in pids), "the end of the clients' processes")
 
 
