@@ -12,6 +12,7 @@ import warnings
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
@@ -41,7 +42,8 @@ def start_method() -> str:
     """Return how processes start: forked where that is safe, else spawned.
 
     A forked process has the parent's data and modules at once. It is not safe once CUDA is in use, nor on macOS;
-    Windows has no fork.
+    Windows has no fork. Where there is a GPU, PyTorch computes no gradient in a forked process once its parent has
+    computed one, on any device.
 
     Raises
     ------
@@ -49,13 +51,30 @@ def start_method() -> str:
         If this platform has no processes.
     """
     methods = multiprocessing.get_all_start_methods()
-    if sys.platform.startswith("linux") and "fork" in methods and not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    in_use = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    if sys.platform.startswith("linux") and "fork" in methods and not in_use and _has_gradients_in_forks():
         return "fork"
     if "spawn" in methods:
         return "spawn"
     raise ConfigError(
         f"this platform ({sys.platform}) starts no processes: use {option('backend', 'inline')}"
     )
+
+
+def _has_gradients_in_forks() -> bool:
+    """Say whether a process that is forked now can train: a trial, since PyTorch does not say it."""
+    if torch.cuda.device_count() == 0:
+        return True
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
+    if pid == 0:
+        failed = 1
+        with suppress(RuntimeError):
+            torch.zeros(1, requires_grad=True).sum().backward()  # type: ignore[no-untyped-call]
+            failed = 0
+        os._exit(failed)
+    return os.waitpid(pid, 0)[1] == 0
 
 
 @dataclass(eq=False)

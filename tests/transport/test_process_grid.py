@@ -443,3 +443,20 @@ def test_a_platform_without_processes_is_named(monkeypatch: pytest.MonkeyPatch) 
 def test_processes_are_not_forked_once_cuda_is_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_pool.torch.cuda, "is_initialized", lambda: True)
     assert node_pool.start_method() == "spawn"
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes are forked on Linux only")
+def test_processes_are_not_forked_beside_a_gpu_where_they_could_not_train(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(node_pool.torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(node_pool.torch.cuda, "is_initialized", lambda: False)
+    assert node_pool.start_method() == "fork"
+
+    def refused(*args: Any) -> None:
+        raise RuntimeError(
+            "Unable to handle autograd's threading in combination with fork-based multiprocessing"
+        )
+
+    monkeypatch.setattr(node_pool.torch.Tensor, "backward", refused)
+    assert node_pool.start_method() == "spawn"
