@@ -75,7 +75,7 @@ def fit(
                 optimizer.zero_grad(set_to_none=True)
                 value.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-            amounts.append(value.detach())
+            amounts.append(value.detach().reshape(()))
             sizes.append(size)
         mean = _mean_loss(amounts, sizes, epoch)
     model.eval()

@@ -283,7 +283,7 @@ def _same(state: RecordDict, before: RecordDict) -> bool:
         if isinstance(record, ArrayRecord):
             if any(array.data is not other[key].data for key, array in record.items()):  # type: ignore[union-attr]
                 return False
-        elif not all(_same_value(value, other[key]) for key, value in record.items()):  # type: ignore[call-overload]
+        elif not all(_same_value(value, other[key]) for key, value in record.items()):
             return False
     return True
 
