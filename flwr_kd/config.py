@@ -19,7 +19,7 @@ from typing_extensions import TypeVar
 from flwr_kd.checks import ConfigError, Scalar, allowed, checked
 from flwr_kd.text import similar, unknown_name
 
-__all__ = ["ConfigT", "MethodConfig", "StepsConfig", "hyper", "meant"]
+__all__ = ["ConfigT", "LocalStepsConfig", "MethodConfig", "StepsConfig", "hyper", "meant"]
 
 PARTS = ("model", "head")
 # Names that other libraries and papers' code use, without separators, for what has another name here.
@@ -242,16 +242,13 @@ class MethodConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepsConfig(MethodConfig):
-    """Hyper-parameters of methods whose clients take a number of plain SGD steps per round.
+class LocalStepsConfig(MethodConfig):
+    """Hyper-parameters of methods whose clients train on a number of batches per round.
 
     Examples
     --------
-    >>> StepsConfig().steps(50), StepsConfig(local_epochs=5, batch_size=20).steps(50)
+    >>> LocalStepsConfig(batch_size=20).steps(50), LocalStepsConfig(local_epochs=5, batch_size=20).steps(50)
     (20, 15)
-    >>> StepsConfig(momentum=0.9)
-    Traceback (most recent call last):
-    flwr_kd.ConfigError: momentum must be 0, since the steps are those of plain SGD, got 0.9
     """
 
     local_steps: int = hyper(20, "batches on which a client trains per round", ge=1)
@@ -261,9 +258,26 @@ class StepsConfig(MethodConfig):
         "local-steps",
         ge=0,
     )
+    lr_decay: float = hyper(1.0, "factor on the learning rate every lr-decay-every rounds", gt=0, le=1)
+
+    def steps(self, samples: int) -> int:
+        """Return the number of batches in a round of a client that has a number of samples."""
+        return self.local_epochs * -(-samples // self.batch_size) or self.local_steps
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepsConfig(LocalStepsConfig):
+    """The same for methods whose steps are those of plain SGD.
+
+    Examples
+    --------
+    >>> StepsConfig(momentum=0.9)
+    Traceback (most recent call last):
+    flwr_kd.ConfigError: momentum must be 0, since the steps are those of plain SGD, got 0.9
+    """
+
     batch_size: int = hyper(20, "samples per training batch", ge=1)
     optimizer: str = hyper("sgd", "local optimiser", choices=("sgd",))
-    lr_decay: float = hyper(1.0, "factor on the learning rate every lr-decay-every rounds", gt=0, le=1)
     momentum: float = hyper(0.0, "0, since the steps are those of plain SGD", ge=0, lt=1)
 
     def __post_init__(self) -> None:
@@ -272,10 +286,6 @@ class StepsConfig(MethodConfig):
             raise ConfigError(
                 f"momentum must be 0, since the steps are those of plain SGD, got {self.momentum:g}"
             )
-
-    def steps(self, samples: int) -> int:
-        """Return the number of batches in a round of a client that has a number of samples."""
-        return self.local_epochs * -(-samples // self.batch_size) or self.local_steps
 
 
 # Messages of many clients have the same values. Typed, since 1, 1.0 and True are equal keys.

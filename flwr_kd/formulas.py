@@ -31,6 +31,7 @@ LETTERS = {
     "G": "numbers of a generator of samples, with its BatchNorm statistics",
     "J": "BatchNorm layers of that generator, each with a counter",
     "Q": "generated samples of the round",
+    "E": "parameters of the model without its classifier",
 }
 Sizes = Mapping[str, int]
 """Numbers by the letters."""

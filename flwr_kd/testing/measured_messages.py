@@ -13,6 +13,8 @@ from torch import nn
 
 from flwr_kd.config import MethodConfig
 from flwr_kd.formulas import Situation
+from flwr_kd.models import as_feature_model, count_parameters
+from flwr_kd.models.feature import find_head
 from flwr_kd.registry import Method
 from flwr_kd.transport import flower_records
 from flwr_kd.transport.inline_grid import InlineGrid
@@ -149,8 +151,10 @@ def sizes_of(
     shape = getattr(network, "feature_shape", None)
     features: tuple[int, ...] = tuple(shape) if shape else (int(str(getattr(network, "feature_dim", 0))),)
     buffers = list(network.buffers())
+    parameters, head = count_parameters(network), find_head(as_feature_model(network))
     return {
-        "W": sum(p.numel() for p in network.parameters()),
+        "W": parameters,
+        "E": parameters - (0 if head is None else count_parameters(head)),
         "C": len(counts[client]),
         "D": math.prod(features),
         "N": sum(counts[client]),

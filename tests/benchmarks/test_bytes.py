@@ -30,6 +30,7 @@ SIZES = {
     "P": 500,
     "A": 801,
     "S": 3,
+    "E": 350,
     "B": 20,
     "L": 2,
     "H": 7,
@@ -79,6 +80,8 @@ BY_HAND: dict[str, dict[tuple[str, str, str], tuple[int, dict[str, int]]]] = {
     **dict.fromkeys(("fedhkd", "fedhkd-star"), HYPER_KNOWLEDGE),
     **dict.fromkeys(("fedhead", "fedhead-plus"), SECTORS),
     **dict.fromkeys(("fedmd", "ktpfl", "sim-pfl", "topk-pfl"), PUBLIC),
+    "pfedhn": {("train", way, "weights"): (MODEL, {}) for way in ("down", "up")},
+    "pfedhn-pc": {("train", way, "weights"): (4 * 350, {}) for way in ("down", "up")},
     "ktpfl-weights": {
         ("train", "up", "weights"): (MODEL, BATCHNORM),
         ("distill", "down", "weights"): (MODEL, BATCHNORM),
