@@ -37,7 +37,7 @@ from flwr_kd.learning.fetched import Fetched
 from flwr_kd.learning.loop import fit, make_optimizer
 from flwr_kd.learning.passes import pass_size
 from flwr_kd.learning.precision import computed_in, named_precision
-from flwr_kd.learning.weights import load_weights, size_of
+from flwr_kd.learning.weights import buffer_names, load_weights, size_of
 from flwr_kd.models import as_feature_model
 from flwr_kd.models.given import check_dtypes, check_outputs, floating_dtype
 from flwr_kd.seeding import forked_global_rng, torch_generator
@@ -203,7 +203,7 @@ class KDClient(NumPyClient, Generic[ConfigT]):
             "num-test-examples": 0 if self.test_batches is None else len(self.test_batches),
             "num-classes": self.num_classes,
             "feature-shape": json.dumps(self.feature_shape),
-            "arrays": ArrayTemplate.of_ndarrays(self._named_arrays()).to_json(),
+            "arrays": ArrayTemplate.of_ndarrays(self._named_arrays(), buffer_names(self.model)).to_json(),
             **self.properties(),
         }
         version = config.get(flower_records.VERSION)

@@ -18,7 +18,7 @@ __all__ = ["endless_batches", "prepared"]
 def endless_batches(
     client: KDClient[Any], task: Task[Any], purpose: str = "order"
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield training batches, epoch after epoch, each in an order of its own; nothing without samples.
+    """Yield training batches, epoch after epoch, each in an order of its own, until an epoch has none.
 
     Parameters
     ----------
@@ -31,9 +31,12 @@ def endless_batches(
     """
 
     def epochs() -> Iterator[tuple[Tensor, Tensor]]:
-        order = task.generator(purpose)
-        while len(client.train_batches):
-            yield from client.train_batches.shuffled(task.config.batch_size, order)
+        order, empty = task.generator(purpose), False
+        while not empty:
+            empty = True
+            for batch in client.train_batches.shuffled(task.config.batch_size, order):
+                empty = False
+                yield batch
 
     return prepared(client, task, epochs(), purpose)
 

@@ -11,7 +11,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-__all__ = ["by_prefix", "check_finite_weights", "get_weights", "load_weights", "size_of", "with_prefix"]
+__all__ = [
+    "buffer_names",
+    "by_prefix",
+    "check_finite_weights",
+    "get_weights",
+    "load_weights",
+    "size_of",
+    "with_prefix",
+]
 
 NDArray = npt.NDArray[Any]
 V = TypeVar("V")
@@ -24,6 +32,16 @@ def get_weights(model: nn.Module) -> dict[str, NDArray]:
     {'weight': (3, 2), 'bias': (3,)}
     """
     return {name: value.detach().cpu().numpy().copy() for name, value in model.state_dict().items()}
+
+
+def buffer_names(model: nn.Module) -> list[str]:
+    """Return the names of a model's arrays that are no parameters.
+
+    >>> buffer_names(nn.BatchNorm1d(2))
+    ['running_mean', 'running_var', 'num_batches_tracked']
+    """
+    values = model.state_dict(keep_vars=True).items()
+    return [name for name, value in values if not isinstance(value, nn.Parameter)]
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, NDArray]) -> None:

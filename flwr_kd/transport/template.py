@@ -44,6 +44,8 @@ class ArrayTemplate:
         A reply must have the same values there. Not compared.
     not_finite : tuple of str
         Their names, where a client named them in the handshake. Not compared.
+    buffers : tuple of str
+        Names of the arrays that are no parameters, where a client named them in the handshake. Not compared.
     """
 
     names: tuple[str, ...] = ()
@@ -51,6 +53,7 @@ class ArrayTemplate:
     shapes: tuple[tuple[int, ...], ...] = ()
     constants: Mapping[str, NDArray] = field(default_factory=dict, compare=False)
     not_finite: tuple[str, ...] = field(default=(), compare=False)
+    buffers: tuple[str, ...] = field(default=(), compare=False)
 
     @classmethod
     def of(cls, record: ArrayRecord) -> ArrayTemplate:
@@ -65,8 +68,8 @@ class ArrayTemplate:
         return cls.of_ndarrays({plain_name(name): value for name, value in arrays.items()})
 
     @classmethod
-    def of_ndarrays(cls, arrays: Mapping[str, NDArray]) -> ArrayTemplate:
-        """Return the template of named numpy arrays."""
+    def of_ndarrays(cls, arrays: Mapping[str, NDArray], buffers: Sequence[str] = ()) -> ArrayTemplate:
+        """Return the template of named numpy arrays, some of which may be ``buffers``."""
         constants = {
             name: value.copy()
             for name, value in arrays.items()
@@ -78,6 +81,7 @@ class ArrayTemplate:
             tuple(value.shape for value in arrays.values()),
             constants,
             tuple(constants),
+            tuple(buffers),
         )
 
     @property
@@ -95,7 +99,7 @@ class ArrayTemplate:
 
     def to_json(self) -> str:
         """Return the template as text, for the handshake."""
-        more = [self.not_finite] if self.not_finite else []
+        more = [self.not_finite, self.buffers] if self.not_finite or self.buffers else []
         return json.dumps([self.names, self.dtypes, self.shapes, *more])
 
     @classmethod
@@ -111,12 +115,13 @@ class ArrayTemplate:
             raise PayloadError(f"'arrays' has {len(text)} characters, more than {_LONGEST_TEMPLATE}")
         try:
             names, dtypes, shapes, *more = json.loads(text)  # type: ignore[arg-type]
-            not_finite = more[0] if more else ()
+            not_finite, buffers = (*more, (), ())[:2]
             template = cls(
                 tuple(str(name) for name in names),
                 tuple(str(dtype) for dtype in dtypes),
                 tuple(tuple(int(size) for size in shape) for shape in shapes),
                 not_finite=tuple(str(name) for name in not_finite),
+                buffers=tuple(str(name) for name in buffers),
             )
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise PayloadError(f"'arrays' is not a list of names, dtypes and shapes ({error})") from None

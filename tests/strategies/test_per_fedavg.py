@@ -10,7 +10,7 @@ import pytest
 import torch
 from flwr.app import Context, RecordDict
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 
 from flwr_kd.checks import ConfigError
 from flwr_kd.seeding import derive_seed, torch_generator
@@ -140,6 +140,17 @@ def test_a_round_has_local_steps_or_local_epochs(monkeypatch: pytest.MonkeyPatch
         sizes.clear()
         trained(client, personalize_steps=0, **settings)
         assert sizes == [4] * expected
+
+
+@pytest.mark.parametrize("settings", [{}, HESSIAN_FREE])
+def test_a_sampler_without_fixed_rows_decides_what_is_trained_on(settings: dict[str, Any]) -> None:
+    x, y = samples()
+    x[10:] = torch.nan
+    weights = [1.0] * 10 + [0.0] * (SAMPLES - 10)
+    loader = DataLoader(TensorDataset(x, y), sampler=WeightedRandomSampler(weights, SAMPLES))
+    context = Context(1, 7, {"partition-id": 0}, RecordDict(), {})
+    client = PerFedAvgClient(linear(), loader, context=context)
+    assert np.isfinite(trained(client, local_steps=5, **settings)[0]).all()
 
 
 def normed() -> nn.Module:
