@@ -25,6 +25,7 @@ LETTERS = {
     "P": "public samples of the round",
     "A": "public samples that there are",
     "S": "clients of a sector",
+    "M": "others' models that a client is sent",
     "B": "numbers of BatchNorm's statistics",
     "L": "BatchNorm layers, each with a counter",
     "H": "hidden units of a generator",

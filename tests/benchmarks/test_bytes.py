@@ -37,6 +37,7 @@ SIZES = {
     "G": 90,
     "J": 3,
     "Q": 40,
+    "M": 5,
 }
 MODEL = 4 * 1000
 BATCHNORM = {"BatchNorm statistics": 4 * 20, "BatchNorm counters": 8 * 2}
@@ -82,6 +83,15 @@ BY_HAND: dict[str, dict[tuple[str, str, str], tuple[int, dict[str, int]]]] = {
     **dict.fromkeys(("fedmd", "ktpfl", "sim-pfl", "topk-pfl"), PUBLIC),
     "pfedhn": {("train", way, "weights"): (MODEL, {}) for way in ("down", "up")},
     "pfedhn-pc": {("train", way, "weights"): (4 * 350, {}) for way in ("down", "up")},
+    **dict.fromkeys(("fedamp", "heur-fedamp"), AVERAGING),
+    "fedfomo": {
+        ("train", "down", "weights"): (
+            5 * MODEL,
+            {"BatchNorm statistics": 5 * 4 * 20, "BatchNorm counters": 5 * 8 * 2},
+        ),
+        ("train", "up", "weights"): (MODEL, BATCHNORM),
+        ("train", "up", "knowledge"): (4 * 5, {}),
+    },
     "ktpfl-weights": {
         ("train", "up", "weights"): (MODEL, BATCHNORM),
         ("distill", "down", "weights"): (MODEL, BATCHNORM),
