@@ -107,7 +107,7 @@ def main() -> None:
     parser.add_argument("--backends", default=",".join(BACKENDS))
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument(
-        "--rounds", type=int, default=3, help="measured rounds of a repetition, after the first"
+        "--rounds", type=int, default=2, help="measured rounds of a repetition, after the first"
     )
     parser.add_argument("--json", type=Path, help="write the numbers there; other rows stay")
     options = parser.parse_args()
