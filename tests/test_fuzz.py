@@ -50,7 +50,8 @@ def parameters(*, fuzzes: bool) -> list[object]:
     return [
         pytest.param(str(case), check.name, id=f"{check.name}-{case}")
         for check in CHECKS.values()
-        if not check.run.__module__.endswith(("run_checks", "byte_checks")) and check.fuzzes == fuzzes
+        if not check.run.__module__.endswith(("run_checks", "byte_checks", "device_checks"))
+        and check.fuzzes == fuzzes
         for name in registry.methods()
         for case in check.cases(name)
     ]

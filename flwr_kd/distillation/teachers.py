@@ -280,10 +280,7 @@ def _outputs_of(
             batches = [outputs for _ in runs for outputs in next(done)]
             yield (
                 k,
-                tuple(
-                    torch.cat([part.cpu().double() for part in column])
-                    for column in zip(*batches, strict=True)
-                ),
+                tuple(torch.cat(column).cpu().double() for column in zip(*batches, strict=True)),
             )
 
 

@@ -348,10 +348,11 @@ class FedGKT(KDStrategy[FedGKTConfigT, ClientFeatures], Generic[FedGKTConfigT]):
             @torch.no_grad()
             def predict(start: int) -> Tensor:
                 with copies.taken() as taken:
-                    output: Tensor = taken(rows_from(start)).float().cpu()
+                    output: Tensor = taken(rows_from(start)).float()
                 return output
 
-            logits: NDArray = torch.cat(list(cores.stream(predict, range(0, len(features), size)))).numpy()
+            outputs = list(cores.stream(predict, range(0, len(features), size)))
+        logits: NDArray = torch.cat(outputs).cpu().numpy()
         largest = magnitude(logits)
         if not largest <= LIMIT:
             raise FloatingPointError(f"logits up to {largest:g}, beyond ±{LIMIT:g}")

@@ -164,12 +164,17 @@ def test_what_is_missing_is_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     assert made == {"fedhyb-tail-10.json": '"tail-10"', "fedhyb-tail-100.json": '"tail-100"'}
 
 
+NOT_COMPARED = {"pfedhn"}
+"""Folders of methods that the comparison does not have yet."""
+
+
 def test_the_side_by_side_methods_are_those_of_the_papers(monkeypatch: pytest.MonkeyPatch) -> None:
     accuracy = program("accuracy", monkeypatch)
     assert set(accuracy.METHODS) <= set(registry.methods())
     # The rest are ablations and variants, on their methods' pages; each folder has one method that is compared.
     folders = {method.strategy_path.split(".")[2] for method in registry.methods().values()}
     compared = {registry.get(name).strategy_path.split(".")[2] for name in accuracy.METHODS}
-    assert folders == compared
+    assert folders == compared | NOT_COMPARED
+    assert not compared & NOT_COMPARED
     left_out = set(registry.methods()) - set(accuracy.METHODS)
     assert {"fedhkd-star", "fedhyb-1", "sim-pfl", "ktpfl-weights"} <= left_out

@@ -63,7 +63,7 @@ def test_as_a_command_of_its_own() -> None:
 
 
 MISTAKES = [
-    (["simulate", "fedhdk"], ["unknown method 'fedhdk'", "did you mean 'fedhkd'", "fedavg, feddf, feddkc-kkr"]),
+    (["simulate", "fedhdk"], ["unknown method 'fedhdk'", "did you mean 'fedhkd'", "feddf, feddkc-kkr"]),
     (["compare", "fedavg", "fedprx"], ["unknown method 'fedprx'", "fedprox"]),
     (["methods", "nope"], ["unknown method 'nope'", "fedavg"]),
     (["methods", "FedHKD*"], ["did you mean 'fedhkd-star'"]),

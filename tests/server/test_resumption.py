@@ -27,6 +27,9 @@ from tests.server.federations import (
     states_of,
 )
 
+KEPT = (*PERSONAL, "pfeddf", "dafkd", "fedhkd-dafkd", "moon", "pfedhn-pc", "pfedme")
+"""Methods whose clients keep something between rounds."""
+
 
 def test_a_checkpoint_of_another_method_or_model_is_refused(grid_of: Any, tmp_path: Any) -> None:
     FedHKD(checkpoint_dir=tmp_path, **QUICK).start(grid_of(FedHKDClient), initial(), num_rounds=1)
@@ -117,7 +120,7 @@ def test_a_killed_server_goes_on_to_the_same_numbers(
         if folder.exists()
     ]
     # pFedDF's clients keep what they fine-tuned after the last round.
-    assert len(kept) == (2 if name in (*PERSONAL, "pfeddf") else 0)
+    assert len(kept) == (2 if name in KEPT else 0)
     if kept:
         # FedFomo's clients keep two models.
         assert len(kept[0]) == (8 if name == "fedfomo" else 4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any
@@ -223,7 +224,8 @@ class TestFrozen:
         model[4].weight.requires_grad_(False)
         assert '"4.bias"' in str(make(model=model).get_properties({})["arrays"])
         assert '"4.' not in str(make(PFedHNPCClient, model).get_properties({})["arrays"])
-        assert "running" not in str(make().get_properties({})["arrays"])
+        names, *_ = json.loads(str(make().get_properties({})["arrays"]))
+        assert not [name for name in names if "running" in name]
 
     def test_a_shared_parameter_is_produced_once(self) -> None:
         model = nn.Sequential(nn.Flatten(), nn.Linear(FEATURES, FEATURES), nn.Linear(FEATURES, FEATURES))

@@ -10,8 +10,15 @@ from tests.tiers import first_variants
 COPIES = {
     # One per step and sub-network: the random views' coefficients, which are drawn on the CPU.
     **dict.fromkeys(("fedhyb", "fedhyb-1", "fedhyb-2", "fedhyb-star"), 24),
-    # The clients' features, which the server keeps in memory, with labels and logits: three per batch.
-    **dict.fromkeys(("feddkc-kkr", "feddkc-skr", "fedgkt"), 36),
+    # The clients' features, which the server keeps in memory, with labels and logits: three per batch, and one for
+    # each batch of its predictions.
+    **dict.fromkeys(("feddkc-kkr", "feddkc-skr", "fedgkt"), 40),
+    # The noise, which is drawn on the CPU: one per step that trains the generator or a discriminator.
+    **dict.fromkeys(("dafkd", "fedhkd-dafkd"), 24),
+    # The labels for the generator, drawn on the CPU.
+    **dict.fromkeys(("fedgen", "fedgen-head"), 12),
+    # They count steps, not epochs: with twice as many samples there is a pass less.
+    **dict.fromkeys(("pfedhn", "pfedhn-pc"), -2),
 }
 """Copies to the device that two rounds have more with twice as many steps; none of methods that are not here."""
 
