@@ -102,7 +102,7 @@ def domain_weights(scores: Sequence[Tensor | None], count: int) -> Tensor:
 
     Examples
     --------
-    >>> domain_weights([torch.tensor([0.9, 0.0]), None, torch.tensor([0.3, 0.0])], 2).tolist()
+    >>> domain_weights([torch.tensor([0.75, 0.0]), None, torch.tensor([0.25, 0.0])], 2).tolist()
     [[0.75, 0.5], [0.0, 0.0], [0.25, 0.5]]
     """
     has = torch.tensor([each is not None and len(each) > 0 for each in scores])
