@@ -76,7 +76,7 @@ AIMS = {
     "cnn": {"cpu": 1.0, "cpu_with_evaluation": 1.1},
     "resnet18": {"cpu": 1.25},
 }
-"""Of FedAvg in one process."""
+"""The aims are for FedAvg in one process."""
 PARTS = (
     "sgd",
     "data",

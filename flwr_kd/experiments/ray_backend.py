@@ -103,7 +103,7 @@ def run_ray(
                 "Ray is in use in this process, and a run needs a connection of its own: call ray.shutdown() "
                 f"before, and for a run on a running cluster set {option('ray_address', 'HOST:PORT')}"
             )
-        # Of a run that was interrupted, and could not end in order.
+        # It is left from a run that was interrupted, and could not end in order.
         ray.shutdown()
     simulation = _Simulation(
         app, experiment, serve, functools.partial(_prepare, experiment, method, state_dir)

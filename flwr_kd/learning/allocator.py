@@ -10,7 +10,7 @@ import sys
 __all__ = ["SETTINGS", "keep_freed_memory"]
 
 SETTINGS = {"MALLOC_MMAP_THRESHOLD_": 2**25, "MALLOC_TRIM_THRESHOLD_": 2**26}
-"""Of glibc, as the names of environment variables: keep what is freed, up to 64 MiB."""
+"""What glibc is told, by the names of its environment variables: keep what is freed, up to 64 MiB."""
 _OPTIONS = {"MALLOC_MMAP_THRESHOLD_": -3, "MALLOC_TRIM_THRESHOLD_": -1}  # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD
 
 

@@ -14,7 +14,7 @@ from flwr_kd.text import first_line
 __all__ = ["one_thread", "placed", "resolve_device"]
 
 _SHARE = 0.25
-"""Of a GPU's memory, for the data of all processes that compute on it."""
+"""The share of a GPU's memory that the data of all processes that compute on it may take."""
 
 
 def resolve_device(device: str | torch.device) -> torch.device:

@@ -48,17 +48,17 @@ def measure_others(
     """
     strategy = run.strategy
     took_part = {reply.node.node_id for reply in replies} - run.failed
-    there = [node for node in run.present if node.num_test_examples and node.node_id not in run.silent]
+    reachable = [node for node in run.present if node.num_test_examples and node.node_id not in run.silent]
     others = [
-        node for node in there if node.node_id not in took_part and node.key not in strategy.stats.clients
+        node for node in reachable if node.node_id not in took_part and node.key not in strategy.stats.clients
     ]
     adapt = strategy.config.personalizes
     if adapt:
         strategy.stats.clients = {}
-        log(INFO, "Measuring %d clients before and after they adapt the global model", len(there))
+        log(INFO, "Measuring %d clients before and after they adapt the global model", len(reachable))
     elif others:
         log(INFO, "Measuring %d clients that did not take part in the last round", len(others))
-    measured = there if adapt else others
+    measured = reachable if adapt else others
     if not measured:
         return
     messages = run.messages.evaluate(

@@ -248,16 +248,16 @@ class NodeProcess:
         if job.slot is not None and in_slot:
             job.slot.segment.write(parts)
             parts = []
-        shared = [each for each in used.values() if each.key not in self._shared]
+        new_parts = [part for part in used.values() if part.key not in self._shared]
         slots = {
-            slot.number: slot for slot in (job.slot, *(each.slot for each in shared)) if slot is not None
+            slot.number: slot for slot in (job.slot, *(part.slot for part in new_parts)) if slot is not None
         }
         new = [number for number in slots if number not in self._known]
         about = {
             "slot": None if job.slot is None else job.slot.number,
             "in slot": in_slot,
             "new": new,
-            "shared": [(each.key, each.slot.number) for each in shared],
+            "shared": [(part.key, part.slot.number) for part in new_parts],
             "forget": self._forget,
         }
         if not self.jobs:
@@ -265,7 +265,7 @@ class NodeProcess:
         self.jobs.append(job)
         job.process = self
         self._forget = []
-        self._shared |= {each.key for each in shared}
+        self._shared |= {part.key for part in new_parts}
         self._known |= set(new)
         self.connection.send_bytes(b"".join([*pack(about), *parts]))
         for number in new:
