@@ -20,7 +20,7 @@ from flwr_kd.checks import ConfigError
 from flwr_kd.experiments import ray_backend, ray_pool
 from flwr_kd.experiments.errors import SimulationError
 from flwr_kd.experiments.experiment import Experiment
-from tests.processes import PATIENCE
+from tests.processes import PATIENCE, wait_for
 
 EXPERIMENT = Experiment(clients=2, device="cpu", backend="ray")
 
@@ -171,6 +171,8 @@ def test_a_connection_that_never_comes_is_given_up(server: Server, monkeypatch: 
             ray_backend.run_ray(app, Experiment(device="cpu", ray_address="host:1"), server)
     finally:
         given_up.set()
+        # Its thread goes on for a moment, and still counts as this process's use of Ray.
+        wait_for(lambda: not ray_backend._Simulation.uses_ray, "the end of the simulation's thread")
     assert not server.runs.is_set()
 
 
