@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from numbers import Integral, Real
 from typing import Any, cast
@@ -13,6 +14,7 @@ __all__ = [
     "ConfigError",
     "DataError",
     "allowed",
+    "check_label",
     "checked",
     "is_whole_number",
     "number",
@@ -25,6 +27,7 @@ __all__ = [
 
 
 Scalar = bool | int | float | str
+_LABEL = re.compile(r"([A-Za-z0-9][A-Za-z0-9 .,_=+*()-]{0,98}[A-Za-z0-9.*)+-]|[A-Za-z0-9]?)")
 _MOST_DIGITS = 4000  # Python does not read longer numbers.
 
 
@@ -149,6 +152,20 @@ def share(name: str, value: object, *, open_low: bool = False, error: type[Excep
     0.1
     """
     return number(name, value, 0, 1, open_low=open_low, error=error)
+
+
+def check_label(label: object, *, error: type[Exception] = ConfigError) -> None:
+    """Check that a run's name can also be that of a folder.
+
+    >>> check_label("fedhkd gamma=0.1")
+    >>> check_label("a/b")
+    Traceback (most recent call last):
+    flwr_kd.ConfigError: a run's name must be of at most 100 letters, digits, spaces and .,_=+*()-, got 'a/b'
+    """
+    if not isinstance(label, str) or not _LABEL.fullmatch(label):
+        raise error(
+            f"a run's name must be of at most 100 letters, digits, spaces and .,_=+*()-, got {shown(label)}"
+        )
 
 
 def read_whole_number(

@@ -78,7 +78,7 @@ def _compare(methods: Sequence[str], experiment: ExperimentOptions, options: Run
     if unharmed := plan.unharmed():
         print(f"note: {experiment.attack} changes nothing of what {', '.join(unharmed)} send")
     if runs := plan.unfinished.runs:
-        print(f"not run again: {', '.join(f'{run.method} (seed {run.seed})' for run in runs)}")
+        print(f"not run again: {', '.join(f'{run.name} (seed {run.seed})' for run in runs)}")
     for name, seed, last in plan.unfinished.interrupted():
         print(f"goes on after round {last}: {name} (seed {seed})")
     console = Console()
@@ -95,7 +95,6 @@ def _run(plan: Plan, console: Console, *, keep_arrays: bool) -> None:
     """Run a comparison with a progress bar over the rounds of all its runs."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from flwr_kd import registry
     from flwr_kd.experiments import comparison
     from flwr_kd.experiments.experiment import Experiment
 
@@ -109,8 +108,8 @@ def _run(plan: Plan, console: Console, *, keep_arrays: bool) -> None:
     with Progress(*columns, console=console) as progress:
         bar = progress.add_task("", total=plan.rounds)
 
-        def begin(method: registry.Method, experiment: Experiment, done: int) -> None:
-            progress.update(bar, description=f"{method.name}, seed {experiment.seed}")
+        def begin(entry: comparison.Entry, experiment: Experiment, done: int) -> None:
+            progress.update(bar, description=f"{entry.name}, seed {experiment.seed}")
             progress.advance(bar, done)
 
         comparison.run(

@@ -74,7 +74,7 @@ def plot_tsne(
         rows = measurements.sample_of_classes(test.y, shown, samples, numpy_generator(run.seed, "t-sne"))
         drawn = test.subset(rows)
         features = measurements.features_of(model, drawn.x)
-        embeddings[run.method] = (measurements.embed(features, run.seed), drawn.y.numpy())
+        embeddings[run.name] = (measurements.embed(features, run.seed), drawn.y.numpy())
     picture = tsne.plot(comparison, embeddings, target, seed=seed)
     print(f"t-SNE: {picture.resolve()}")
 
@@ -104,7 +104,7 @@ def plot_landscape(
     target, comparison = _target_and_result(result_dir, out, "landscape")
     magnitudes = reach * np.arange(-(points // 2), points // 2 + 1) / (points // 2)
     losses = {
-        run.method: _losses(run, experiment, model, directions, magnitudes, samples)
+        run.name: _losses(run, experiment, model, directions, magnitudes, samples)
         for run, experiment, model in _global_models(result_dir, comparison, seed, data_dir, device)
     }
     picture = landscape.plot(comparison, magnitudes, losses, target, seed=seed)
@@ -134,7 +134,7 @@ def _losses(
     state, trained = model.state_dict(), {name for name, _ in model.named_parameters()}
     console = Console()
     steps: Iterable[int] = track(
-        range(directions), run.method, transient=True, console=console, disable=not console.is_terminal
+        range(directions), run.name, transient=True, console=console, disable=not console.is_terminal
     )
     lines = []
     for index in steps:
@@ -216,7 +216,7 @@ def _global_models(
     from flwr_kd.learning.device import resolve_device
 
     runs = comparison.one_each(seed)
-    without = [name for name in runs if not registry.get(name).global_model]
+    without = [name for name, run in runs.items() if not registry.get(run.method).global_model]
     if len(without) == len(runs):
         raise ResultError(f"no method of {str(directory)!r} has a global model: {', '.join(without)}")
     if without:

@@ -13,13 +13,14 @@ Examples
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from flwr_kd import registry
-from flwr_kd.checks import ConfigError
+from flwr_kd.checks import ConfigError, check_label
 from flwr_kd.config import MethodConfig
 from flwr_kd.experiments import runner
 from flwr_kd.experiments.attacks import parse_attack
@@ -33,7 +34,50 @@ from flwr_kd.server.records import RoundStats
 from flwr_kd.text import unknown_name
 from flwr_kd.wording import one_comparison
 
-__all__ = ["Plan", "compare", "configs_of", "prepare", "run", "write"]
+__all__ = ["Entry", "Plan", "compare", "configs_of", "prepare", "run", "write"]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One row of a comparison: a method with its hyper-parameters.
+
+    Attributes
+    ----------
+    method : Method
+        From the registry.
+    config : MethodConfig
+        Its hyper-parameters.
+    label : str
+        The row's name, for a method that a comparison has several times; the method's if empty.
+    model : str, optional
+        The clients' models, in place of the experiment's.
+
+    Examples
+    --------
+    >>> fedhkd = registry.get("fedhkd")
+    >>> [Entry(fedhkd, fedhkd.config(["gamma=0.1"]), label).name for label in ("", "gamma 0.1")]
+    ['fedhkd', 'gamma 0.1']
+    """
+
+    method: registry.Method
+    config: MethodConfig
+    label: str = ""
+    model: str | None = None
+
+    def __post_init__(self) -> None:
+        check_label(self.label)
+        if self.label == self.method.name:
+            object.__setattr__(self, "label", "")
+
+    @property
+    def name(self) -> str:
+        """What table and pictures call it."""
+        return self.label or self.method.name
+
+    def of(self, experiment: Experiment) -> Experiment:
+        """Return the experiment with the entry's models; see :meth:`Experiment.of`."""
+        own = experiment if self.model is None else replace(experiment, model=self.model)
+        return own.of(self.method)
 
 
 @dataclass(frozen=True)
@@ -42,10 +86,8 @@ class Plan:
 
     Attributes
     ----------
-    methods : tuple of Method
-        In the order in which they run, each once.
-    configs : mapping of str to MethodConfig
-        Each method's hyper-parameters.
+    entries : tuple of Entry
+        The rows of the comparison, in the order in which they run.
     experiments : tuple of Experiment
         One per seed.
     unfinished : Unfinished
@@ -59,8 +101,7 @@ class Plan:
         The command line that gives the result again.
     """
 
-    methods: tuple[registry.Method, ...]
-    configs: Mapping[str, MethodConfig]
+    entries: tuple[Entry, ...]
     experiments: tuple[Experiment, ...]
     unfinished: Unfinished
     config: Mapping[str, Any]
@@ -70,26 +111,26 @@ class Plan:
     @property
     def rounds(self) -> int:
         """Number of rounds of all runs together."""
-        return len(self.methods) * sum(experiment.rounds for experiment in self.experiments)
+        return len(self.entries) * sum(experiment.rounds for experiment in self.experiments)
 
     @property
     def models(self) -> dict[str, str]:
-        """Each method's model, or models separated by commas."""
-        return {method.name: str(self.experiments[0].of(method).model) for method in self.methods}
+        """Each entry's model, or models separated by commas, by its name."""
+        return {entry.name: str(entry.of(self.experiments[0]).model) for entry in self.entries}
 
-    def runs(self) -> Iterator[tuple[registry.Method, Experiment]]:
-        """Yield method and experiment of each run, in the order in which they run: seed by seed."""
+    def runs(self) -> Iterator[tuple[Entry, Experiment]]:
+        """Yield entry and experiment of each run, in the order in which they run: seed by seed."""
         for experiment in self.experiments:
-            for method in self.methods:
-                yield method, experiment
+            for entry in self.entries:
+                yield entry, experiment
 
     def unharmed(self) -> list[str]:
-        """Return the methods whose clients send nothing that the attack changes; none without an attack."""
+        """Return the entries whose clients send nothing that the attack changes; none without an attack."""
         spec = self.experiments[0].attack
         if spec is None:
             return []
         attack = parse_attack(spec)
-        return [method.name for method in self.methods if not attack.concerns(method.strategy)]
+        return [entry.name for entry in self.entries if not attack.concerns(entry.method.strategy)]
 
 
 def compare(
@@ -126,7 +167,7 @@ def compare(
 
 
 def prepare(
-    names: Sequence[str],
+    names: Sequence[str] | Sequence[Entry],
     options: ExperimentOptions,
     *,
     seeds: Sequence[int],
@@ -140,16 +181,16 @@ def prepare(
 
     Parameters
     ----------
-    names : sequence of str
-        Methods of the registry; a repeated one runs once.
+    names : sequence of str or of Entry
+        Methods of the registry; a repeated one runs once. Entries have hyper-parameters and a name of their own.
     options : ExperimentOptions
         Shared by all runs.
     seeds : sequence of int
         At least one.
     folder : Path, optional
-        The result's; ``runs/`` and the methods' names if None.
+        The result's; ``runs/`` and the entries' names if None.
     settings : sequence of str
-        Hyper-parameters as ``name=value``; see :func:`configs_of`.
+        Hyper-parameters as ``name=value``, see :func:`configs_of`; none with entries.
     command : str
         The command line that gives the result again.
     resume : bool
@@ -164,24 +205,23 @@ def prepare(
     ResultExistsError, ResultError
         If the folder has a result that may not be overwritten, that is of other settings, or cannot be written to.
     """
-    methods = tuple(registry.get(name) for name in dict.fromkeys(names))
-    configs = configs_of(methods, settings)
+    entries = _entries(names, settings)
     experiments = tuple(Experiment.from_options(options, seed) for seed in seeds)
-    models = {method.name: str(experiments[0].of(method).model) for method in methods}
-    folder = folder or Path("runs") / "-".join(method.name for method in methods)
+    folder = folder or Path("runs") / "-".join(entry.name for entry in entries)
     config, versions = experiments[0].shared(), provenance.versions()
     unfinished = Unfinished(
         folder,
         config=config,
-        models=models,
-        hyperparameters={name: each.to_wire() for name, each in configs.items()},
+        methods={entry.name: entry.method.name for entry in entries},
+        models={entry.name: str(entry.of(experiments[0]).model) for entry in entries},
+        hyperparameters={entry.name: entry.config.to_wire() for entry in entries},
         versions=versions,
         command=command,
     )
     files.check_free(folder, force=force or resume, ways=("force", "resume"))
-    plan = Plan(methods, configs, experiments, unfinished, config, versions, command)
-    for method, experiment in plan.runs():
-        runner.check(experiment.of(method), configs[method.name], method)
+    plan = Plan(entries, experiments, unfinished, config, versions, command)
+    for entry, experiment in plan.runs():
+        runner.check(entry.of(experiment), entry.config, entry.method)
     unfinished.begin(resume=resume, force=force)
     return plan
 
@@ -191,7 +231,7 @@ def run(
     plan: Plan,
     *,
     keep_arrays: bool = True,
-    on_run: Callable[[registry.Method, Experiment, int], None] | None = None,
+    on_run: Callable[[Entry, Experiment, int], None] | None = None,
     on_round: Callable[[RoundStats], None] | None = None,
 ) -> None:
     """Run what is not finished; each finished run is on the disk before the next begins.
@@ -205,7 +245,7 @@ def run(
     keep_arrays : bool
         Whether each run's last arrays are kept.
     on_run : callable, optional
-        Called before each run with its method, its experiment, and the number of its rounds that are done already.
+        Called before each run with its entry, its experiment, and the number of its rounds that are done already.
     on_round : callable, optional
         Called after every round.
 
@@ -215,24 +255,24 @@ def run(
         If a server failed.
     """
     unfinished = plan.unfinished
-    for method, experiment in plan.runs():
-        finished = unfinished.find(method.name, experiment.seed) is not None
-        folder = unfinished.folder_of(method.name, experiment.seed)
+    for entry, experiment in plan.runs():
+        finished = unfinished.find(entry.name, experiment.seed) is not None
+        folder = unfinished.folder_of(entry.name, experiment.seed)
         if on_run is not None:
-            on_run(method, experiment, experiment.rounds if finished else folder.last_round)
+            on_run(entry, experiment, experiment.rounds if finished else folder.last_round)
         if finished:
             continue
-        unfinished.begin_run(method.name, experiment.seed)
+        unfinished.begin_run(entry.name, experiment.seed)
         result = runner.run(
-            method,
-            experiment,
-            plan.configs[method.name],
+            entry.method,
+            entry.of(experiment),
+            entry.config,
             on_round=on_round,
             checkpoint_dir=folder.path,
             resume=folder.last_round > 0,
-            keep=unfinished.arrays_of(method.name, experiment.seed) if keep_arrays else None,
+            keep=unfinished.arrays_of(entry.name, experiment.seed) if keep_arrays else None,
         )
-        unfinished.add(result)
+        unfinished.add(replace(result, label=entry.label))
 
 
 def write(plan: Plan) -> tuple[Comparison, Path]:
@@ -245,7 +285,7 @@ def write(plan: Plan) -> tuple[Comparison, Path]:
     models = plan.models
     config = {
         **plan.config,
-        "model": models if len(set(models.values())) > 1 else models[plan.methods[0].name],
+        "model": models if len(set(models.values())) > 1 else models[plan.entries[0].name],
         "seeds": seeds,
     }
     first = plan.experiments[0]
@@ -261,9 +301,21 @@ def write(plan: Plan) -> tuple[Comparison, Path]:
 
 def _in_order(plan: Plan) -> list[RunResult]:
     """Return the runs as if none had been interrupted; seeds of an earlier result that are not in the plan last."""
-    found = (plan.unfinished.find(method.name, experiment.seed) for method, experiment in plan.runs())
+    found = (plan.unfinished.find(entry.name, experiment.seed) for entry, experiment in plan.runs())
     planned = [run for run in found if run is not None]
     return planned + [run for run in plan.unfinished.runs if run not in planned]
+
+
+def _entries(rows: Sequence[str] | Sequence[Entry], settings: Sequence[str]) -> tuple[Entry, ...]:
+    names = [row for row in rows if isinstance(row, str)]
+    methods = tuple(registry.get(name) for name in dict.fromkeys(names))
+    configs = configs_of(methods, settings) if methods else {}
+    entries = [row for row in rows if isinstance(row, Entry)]
+    entries += [Entry(method, configs[method.name]) for method in methods]
+    repeated = sorted(name for name, count in Counter(entry.name for entry in entries).items() if count > 1)
+    if repeated:
+        raise ConfigError(f"two rows of a comparison have the name {repeated[0]!r}: give one of them another")
+    return tuple(entries)
 
 
 def configs_of(methods: Sequence[registry.Method], settings: Sequence[str]) -> dict[str, MethodConfig]:

@@ -38,10 +38,12 @@ class Unfinished:
         The result's folder; need not exist.
     config : mapping
         What the runs share, as from :meth:`flwr_kd.Experiment.shared`.
+    methods : mapping of str to str
+        The method of each run's name, which is its label or the method itself.
     models : mapping of str to str
-        Each method's model.
+        Each name's model.
     hyperparameters : mapping of str to mapping
-        Each method's, as they travel.
+        Each name's, as they travel.
     versions : mapping of str to str
         As from :func:`flwr_kd.results.provenance.versions`.
     command : str
@@ -60,6 +62,7 @@ class Unfinished:
         directory: Path,
         *,
         config: Mapping[str, Any],
+        methods: Mapping[str, str],
         models: Mapping[str, str],
         hyperparameters: Mapping[str, Mapping[str, Any]],
         versions: Mapping[str, str],
@@ -68,7 +71,7 @@ class Unfinished:
         self.directory, self.path = directory, directory / FOLDER
         self.runs: list[RunResult] = []
         self._begun: list[tuple[str, int]] = []
-        self._models, self._hyperparameters = models, hyperparameters
+        self._methods, self._models, self._hyperparameters = methods, models, hyperparameters
         self._now = Comparison(
             {name: value for name, value in config.items() if name not in _OF_RUNS},
             dict(versions),
@@ -121,33 +124,33 @@ class Unfinished:
             saved_arrays.copy(self.directory, self.path)
         self._write()
 
-    def find(self, method: str, seed: int) -> RunResult | None:
+    def find(self, name: str, seed: int) -> RunResult | None:
         """Return a run if it is finished."""
-        return next((run for run in self.runs if (run.method, run.seed) == (method, seed)), None)
+        return next((run for run in self.runs if (run.name, run.seed) == (name, seed)), None)
 
-    def arrays_of(self, method: str, seed: int) -> Path:
+    def arrays_of(self, name: str, seed: int) -> Path:
         """Return the folder for a run's last arrays."""
-        return saved_arrays.folder_of(self.path, method, seed)
+        return saved_arrays.folder_of(self.path, name, seed)
 
-    def folder_of(self, method: str, seed: int) -> RunFolder:
+    def folder_of(self, name: str, seed: int) -> RunFolder:
         """Return the folder that a run has while it is under way."""
-        return RunFolder(self.path / _RUNS / f"{method}-seed{seed}")
+        return RunFolder(self.path / _RUNS / f"{name}-seed{seed}")
 
-    def begin_run(self, method: str, seed: int) -> None:
+    def begin_run(self, name: str, seed: int) -> None:
         """Note that a run begins, and with which settings: it goes on with the same only."""
-        if (method, seed) not in self._begun:
-            self._begun.append((method, seed))
+        if (name, seed) not in self._begun:
+            self._begun.append((name, seed))
             self._write()
 
     def add(self, run: RunResult) -> None:
         """Save a run that has just finished, all of it or nothing, and remove what it needed to go on."""
         self.runs.append(run)
-        self._begun = [begun for begun in self._begun if begun != (run.method, run.seed)]
+        self._begun = [begun for begun in self._begun if begun != (run.name, run.seed)]
         self._write()
-        shutil.rmtree(self.folder_of(run.method, run.seed).path, ignore_errors=True)
+        shutil.rmtree(self.folder_of(run.name, run.seed).path, ignore_errors=True)
 
     def interrupted(self) -> list[tuple[str, int, int]]:
-        """Return method, seed and last complete round of each run that was interrupted after its first."""
+        """Return name, seed and last complete round of each run that was interrupted after its first."""
         rounds = ((*begun, self.folder_of(*begun).last_round) for begun in self._begun)
         return [run for run in rounds if run[2]]
 
@@ -170,16 +173,19 @@ class Unfinished:
             self.directory.rmdir()
 
     def _write(self) -> None:
-        begun = [
-            RunResult(method, seed, (), dict(self._hyperparameters[method])) for method, seed in self._begun
-        ]
-        runs = (*self.runs, *begun)
-        names = {run.method for run in runs}
+        runs = (*self.runs, *(self._planned(name, seed) for name, seed in self._begun))
+        names = {run.name for run in runs}
         config = {
             **self._now.config,
             "model": {name: self._models[name] for name in self._models if name in names},
         }
         files.save(Comparison(config, self._now.versions, self._now.command, runs), self.path, force=True)
+
+    def _planned(self, name: str, seed: int, **more: Any) -> RunResult:
+        """Return a run without rounds, as it is planned; the values are converted as a result converts them."""
+        method = self._methods[name]
+        label = "" if name == method else name
+        return RunResult(method, seed, (), {**self._hyperparameters[name], **more}, label=label)
 
     def _continue(self, directory: Path) -> None:
         saved = files.load(directory)
@@ -191,19 +197,19 @@ class Unfinished:
             self._check_same(directory, what, before, now, names)
         models = saved.config.get("model")
         for run in saved.runs:
-            if run.method not in self._models:
+            if run.name not in self._models:
                 raise ResultError(
-                    f"{str(directory)!r} has runs of {run.method}, which would be lost: add it to the methods, "
+                    f"{str(directory)!r} has runs of {run.name}, which would be lost: add it to the methods, "
                     f"choose another folder, or begin anew with {option('force')}"
                 )
-            model = models.get(run.method) if isinstance(models, dict) else models
-            wanted = {**self._hyperparameters[run.method], "model": self._models[run.method]}
-            # A RunResult converts them as a result does, so that both sides went through the same conversion.
-            now = RunResult(run.method, run.seed, (), wanted).hyperparameters
-            before = {**run.hyperparameters, "model": model}
-            self._check_same(directory, run.method, before, now, sorted({*before, *now}))
+            model = models.get(run.name) if isinstance(models, dict) else models
+            # Both sides went through the same conversion.
+            wanted = self._planned(run.name, run.seed, model=self._models[run.name])
+            before = {**run.hyperparameters, "model": model, "method": run.method}
+            now = {**wanted.hyperparameters, "method": wanted.method}
+            self._check_same(directory, run.name, before, now, sorted({*before, *now}))
         self.runs = [run for run in saved.runs if run.rounds]
-        self._begun = [(run.method, run.seed) for run in saved.runs if not run.rounds]
+        self._begun = [(run.name, run.seed) for run in saved.runs if not run.rounds]
 
     def _check_same(
         self,

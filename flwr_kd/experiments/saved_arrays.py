@@ -1,6 +1,6 @@
 """The last arrays that are saved beside a result, and the experiment that they belong to.
 
-In a result's folder a run has ``arrays/<method>-seed<seed>/checkpoint.safetensors``: the global arrays and the
+In a result's folder a run has ``arrays/<name>-seed<seed>/checkpoint.safetensors``: the global arrays and the
 strategy's own state after the last round.
 """
 
@@ -44,13 +44,13 @@ FOLDER = "arrays"
 """Name of the folder inside a result's."""
 
 
-def folder_of(directory: Path, method: str, seed: int) -> Path:
+def folder_of(directory: Path, name: str, seed: int) -> Path:
     """Return where a run's last arrays are, below a result's folder.
 
     >>> folder_of(Path("runs/a"), "fedavg", 3).as_posix()
     'runs/a/arrays/fedavg-seed3'
     """
-    return directory / FOLDER / f"{method}-seed{seed}"
+    return directory / FOLDER / f"{name}-seed{seed}"
 
 
 def read(directory: Path, run: RunResult) -> Checkpoint:
@@ -76,14 +76,14 @@ def read(directory: Path, run: RunResult) -> Checkpoint:
         If the method is not registered.
     """
     strategy = registry.get(run.method).strategy.__name__
-    folder = folder_of(directory, run.method, run.seed)
+    folder = folder_of(directory, run.name, run.seed)
     try:
         saved = Checkpoint.load(folder, strategy)
     except Exception as error:  # safetensors, JSON and the file system have no common error
         raise ResultError(f"cannot read the arrays in {str(folder)!r}: {first_line(error)}") from error
     if saved is None:
         raise ResultError(
-            f"{str(directory)!r} has no arrays of {run.method} with seed {run.seed} ({str(folder)!r}): run it "
+            f"{str(directory)!r} has no arrays of {run.name} with seed {run.seed} ({str(folder)!r}): run it "
             "again, without --no-arrays"
         )
     last = run.rounds[-1].round if run.rounds else 0
@@ -132,7 +132,7 @@ def experiment_of(
     ----------
     config : mapping
         A comparison's. Keys that an :class:`~flwr_kd.Experiment` does not have are ignored; keys that older
-        results lack get their default. ``model`` may be a mapping by method.
+        results lack get their default. ``model`` may be a mapping by the runs' names.
     run : RunResult
         A run of that comparison.
     data_dir : str, optional
@@ -156,7 +156,7 @@ def experiment_of(
     known = {field.name for field in fields(Experiment)} - {"seed", "device"}
     values = {name: value for name, value in config.items() if name in known}
     if isinstance(model := values.get("model"), Mapping):
-        values["model"] = model.get(run.method)
+        values["model"] = model.get(run.name)
     if data_dir is not None:
         values["data_dir"] = data_dir
     try:
@@ -272,7 +272,7 @@ def coefficients(
 def _had_nothing_to_keep(directory: Path, run: RunResult) -> bool:
     """Return whether other runs kept arrays and this one none, because it has neither a model nor a state."""
     others = any(directory.glob(f"{FOLDER}/*-seed*/{CHECKPOINT}"))
-    return others and not folder_of(directory, run.method, run.seed).exists()
+    return others and not folder_of(directory, run.name, run.seed).exists()
 
 
 def training_rows(experiment: Experiment, size: int, generator: np.random.Generator) -> np.ndarray[Any, Any]:

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 
-from flwr_kd.checks import number, share, whole_number
+from flwr_kd.checks import check_label, number, share, whole_number
 from flwr_kd.results.errors import ResultError
 from flwr_kd.results.json_values import check_keys, check_list, json_mapping, json_value, refuse_constant
 
@@ -174,11 +174,14 @@ class RunResult:
         converted.
     histogram : list of list of int
         Training samples per client and class, ``[clients][classes]``; empty if not known.
+    label : str
+        Name of the run where the same method runs with several settings; the method's name if empty. Of letters,
+        digits, spaces and ``.,_=+*()-``, since folders are named by it.
 
     Raises
     ------
     ResultError
-        If the rounds are not in order, or a value cannot be written as JSON.
+        If the rounds are not in order, the label has another character, or a value cannot be written as JSON.
     """
 
     method: str
@@ -186,10 +189,12 @@ class RunResult:
     rounds: tuple[RoundResult, ...]
     hyperparameters: dict[str, Any] = field(default_factory=dict)
     histogram: list[list[int]] = field(default_factory=list)
+    label: str = ""
 
     def __post_init__(self) -> None:
         if not isinstance(self.method, str) or not self.method:
             raise ResultError(f"method must be a text that is not empty, got {self.method!r}")
+        check_label(self.label, error=ResultError)
         object.__setattr__(self, "seed", whole_number("seed", self.seed, 0, error=ResultError))
         object.__setattr__(self, "rounds", tuple(self.rounds))
         numbers = [result.round for result in self.rounds]
@@ -203,6 +208,11 @@ class RunResult:
             raise ResultError(f"histogram must have one width, got {sorted({len(row) for row in rows})}")
         checked = [[whole_number("histogram", value, 0, error=ResultError) for value in row] for row in rows]
         object.__setattr__(self, "histogram", checked)
+
+    @property
+    def name(self) -> str:
+        """The label, or the method's name where there is none: what a table and a picture call the run."""
+        return self.label or self.method
 
     @property
     def last(self) -> dict[str, float | None]:
@@ -265,7 +275,7 @@ class RunResult:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Methods on the same data, with one or more seeds each.
+    """Methods, or one method with several settings, on the same data, with one or more seeds each.
 
     Attributes
     ----------
@@ -276,12 +286,12 @@ class Comparison:
     command : str
         The command line that gives this result again.
     runs : tuple of RunResult
-        One per method and seed.
+        One per name and seed.
 
     Raises
     ------
     ResultError
-        If two runs have the same method and seed, or a value cannot be written as JSON.
+        If two runs have the same name and seed, or a value cannot be written as JSON.
 
     Examples
     --------
@@ -313,16 +323,16 @@ class Comparison:
         object.__setattr__(self, "runs", tuple(self.runs))
         seen: set[tuple[str, int]] = set()
         for run in self.runs:
-            key = (run.method, run.seed)
+            key = (run.name, run.seed)
             if key in seen:
-                raise ResultError(f"runs has {run.method} with seed {run.seed} twice; one of each is allowed")
+                raise ResultError(f"runs has {run.name} with seed {run.seed} twice; one of each is allowed")
             seen.add(key)
 
     def by_method(self) -> dict[str, list[RunResult]]:
-        """Return the runs of each method, in the order in which the methods first appear."""
+        """Return the runs by name, a label's or the method's, in the order in which the names first appear."""
         groups: dict[str, list[RunResult]] = {}
         for run in self.runs:
-            groups.setdefault(run.method, []).append(run)
+            groups.setdefault(run.name, []).append(run)
         return groups
 
     def one_each(self, seed: int | None = None) -> dict[str, RunResult]:
@@ -357,9 +367,9 @@ class Comparison:
         Returns
         -------
         list of dict
-            ``method``, ``seeds`` (list of int), and for each key of :attr:`RunResult.last` a dict of
-            ``mean``, ``std`` (with ddof = 1; None with fewer than two values) and ``n``, the number of seeds
-            that have a value. Without any value ``mean`` is None and ``n`` 0.
+            ``method`` (a label where the runs have one), ``seeds`` (list of int), and for each key of
+            :attr:`RunResult.last` a dict of ``mean``, ``std`` (with ddof = 1; None with fewer than two values) and
+            ``n``, the number of seeds that have a value. Without any value ``mean`` is None and ``n`` 0.
         """
         rows: list[dict[str, Any]] = []
         for method, runs in self.by_method().items():
@@ -380,6 +390,7 @@ class Comparison:
             "runs": [
                 {
                     "method": run.method,
+                    **({"label": run.label} if run.label else {}),
                     "seed": run.seed,
                     "hyperparameters": run.hyperparameters,
                     "rounds": [
@@ -426,7 +437,7 @@ class Comparison:
         runs = []
         for index, entry in enumerate(check_list("runs", document["runs"])):
             where = f"runs[{index}]"
-            check_keys(where, entry, ("method", "seed", "hyperparameters", "rounds", "histogram"))
+            check_keys(where, entry, ("method", "seed", "hyperparameters", "rounds", "histogram"), ("label",))
             rounds = []
             for position, values in enumerate(check_list(f"{where}.rounds", entry["rounds"])):
                 place = f"{where}.rounds[{position}]"

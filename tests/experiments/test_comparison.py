@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
-from flwr_kd import ConfigError, ExperimentOptions, ResultExistsError, registry
-from flwr_kd.experiments import comparison, runner
+from flwr_kd import ConfigError, ExperimentOptions, ResultError, ResultExistsError, registry
+from flwr_kd.experiments import comparison, runner, saved_arrays
+from flwr_kd.experiments.comparison import Entry
+from flwr_kd.plotting import curves
 from flwr_kd.results import files
+from flwr_kd.results.table import table
 
 OPTIONS = ExperimentOptions(clients=2, rounds=1, limit=150, backend="inline", device="cpu")
 
@@ -91,3 +96,59 @@ def test_a_setting_goes_to_the_methods_that_have_it() -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             comparison.configs_of(methods, [text])
+
+
+def labelled(*gammas: float) -> list[Entry]:
+    method = registry.get("fedhkd")
+    return [
+        Entry(method, method.config([f"gamma={g}", "noise=none"]), f"gamma={g}", model="lenet")
+        for g in gammas
+    ]
+
+
+def test_one_method_with_several_settings_is_kept_apart_by_its_labels(tmp_path: Path) -> None:
+    entries = [*labelled(0.1, 5.0), Entry(registry.get("fedavg"), registry.get("fedavg").config())]
+    whole = comparison.compare(entries, OPTIONS, seeds=[0], folder=tmp_path)
+    assert files.load(tmp_path) == whole
+    assert [(run.name, run.label, run.method) for run in whole.runs] == [
+        ("gamma=0.1", "gamma=0.1", "fedhkd"), ("gamma=5.0", "gamma=5.0", "fedhkd"), ("fedavg", "", "fedavg")
+    ]  # fmt: skip
+    assert [run.hyperparameters["gamma"] for run in whole.runs[:2]] == [0.1, 5.0]
+    assert whole.config["model"] == {"gamma=0.1": "lenet", "gamma=5.0": "lenet", "fedavg": "mlp"}
+    assert [row["method"] for row in whole.summary()] == list(whole.by_method()) == [e.name for e in entries]
+    # Each run has kept its own arrays, which are those of its own model.
+    for run in whole.runs:
+        experiment = saved_arrays.experiment_of(whole.config, run)
+        assert saved_arrays.global_model(experiment, saved_arrays.read(tmp_path, run)) is not None
+    console = Console(width=100)
+    with console.capture() as capture:
+        console.print(table(whole))
+    assert "gamma=5.0" in capture.get()
+    legend = curves.figure(whole).legends[0]
+    assert [text.get_text() for text in legend.get_texts()] == ["gamma=0.1", "gamma=5.0", "fedavg"]
+
+
+def test_labelled_runs_go_on_where_they_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    comparison.compare(labelled(0.1), OPTIONS, seeds=[0], folder=tmp_path)
+    first = files.load(tmp_path).runs[0]
+    whole = comparison.compare(labelled(0.1, 5.0), OPTIONS, seeds=[0], folder=tmp_path, resume=True)
+    assert [run.name for run in whole.runs] == ["gamma=0.1", "gamma=5.0"]
+    assert whole.runs[0] == first
+    other = [replace(entry, label="gamma=0.1") for entry in labelled(0.2)]
+    with pytest.raises(ResultError, match=r"another gamma \(gamma=0.1\): 0.1 there, 0.2 here"):
+        comparison.compare(other, OPTIONS, seeds=[0], folder=tmp_path, resume=True)
+    avg = registry.get("fedavg")
+    with pytest.raises(
+        ResultError, match=r"another method \(gamma=0.1\): 'fedhkd' there, 'fedavg' here|gamma"
+    ):
+        comparison.compare(
+            [Entry(avg, avg.config(), "gamma=0.1")], OPTIONS, seeds=[0], folder=tmp_path, resume=True
+        )
+
+
+def test_two_rows_need_two_names(tmp_path: Path) -> None:
+    same = [replace(entry, label="one") for entry in labelled(0.1, 0.2)]
+    with pytest.raises(ConfigError, match="two rows of a comparison have the name 'one'"):
+        comparison.prepare(same, OPTIONS, seeds=[0], folder=tmp_path)
+    with pytest.raises(ConfigError, match="a run's name must be of at most 100 letters"):
+        replace(same[0], label="../outside")
