@@ -82,7 +82,7 @@ def main() -> None:
     methods, seeds = options.methods.split(","), [int(seed) for seed in options.seeds.split(",")]
     for part in options.parts.split(","):
         comparison = compared(part, methods, seeds, options.out / part)
-        Console(width=100).print(part, table.table(comparison))
+        Console(width=100).print(part, *table.fitting(comparison, 100))
 
 
 def compared(part: str, names: list[str], seeds: list[int], folder: Path) -> Comparison:

@@ -271,11 +271,13 @@ def command_of(name: str) -> str:
 
 
 def printed(name: str) -> str:
-    """Return the table that a command prints at its end."""
-    written = io.StringIO()
-    Console(file=written, width=80).print(table.table(files.load(RESULTS / f"{name}.json")))
-    lines = [line.rstrip() for line in written.getvalue().splitlines() if line.strip()]
-    return "\n".join(["```text", *lines, "```"])
+    """Return the tables that a command prints at its end."""
+    printed = []
+    for part in table.fitting(files.load(RESULTS / f"{name}.json"), 80):
+        written = io.StringIO()
+        Console(file=written, width=80).print(part)
+        printed.append("\n".join(line.rstrip() for line in written.getvalue().splitlines() if line.strip()))
+    return "```text\n" + "\n\n".join(printed) + "\n```"
 
 
 TABLES: dict[str, Callable[..., str]] = {

@@ -8,11 +8,12 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from flwr_kd.results.schema import Comparison, RunResult
+from flwr_kd.results.statistics import Difference, differences
 
 if TYPE_CHECKING:
     from rich.table import Column, Table
 
-__all__ = ["coverage", "fitting", "table"]
+__all__ = ["coverage", "difference_table", "fitting", "table"]
 
 _MEGABYTE = 10**6
 
@@ -59,15 +60,51 @@ def table(comparison: Comparison) -> Table:
     return shown
 
 
-def fitting(comparison: Comparison, width: int) -> list[Table]:
-    """Return the table of :func:`table`, or several with some of its columns each, none wider than the width.
+def difference_table(comparison: Comparison) -> Table | None:
+    """Return each method's difference to the first method, paired by seed: mean and 95 % interval, in points.
 
-    A single column may still be wider.
+    None with one method, or where no method shares two seeds with the first. Where only some of a method's seeds
+    have a value on both sides, their number is added. It fits into 80 columns, with a server's own model into 100.
     """
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    columns = {
+        header: differences(comparison, f"{header}_accuracy") for header in ("local", "global", "server")
+    }
+    columns = {header: column for header, column in columns.items() if any(column.values())}
+    found = [each for column in columns.values() for each in column.values() if each is not None]
+    if all(each.interval is None for each in found):
+        return None
+    groups = comparison.by_method()
+    reference = next(iter(groups))
+    title = f"difference to {reference} in points"
+    shown = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
+    shown.add_column("method", overflow="fold")
+    for header in columns:
+        shown.add_column(f"{header} accuracy\nmean [95 % interval]", justify="right", no_wrap=True)
+    for method, runs in groups.items():
+        if method != reference:
+            cells = (_points(column[method], len(runs)) for column in columns.values())
+            shown.add_row(Text(method), *cells)
+    return shown
+
+
+def fitting(comparison: Comparison, width: int) -> list[Table]:
+    """Return the tables of a comparison, none wider than the width.
+
+    First that of :func:`table`, or several with some of its columns each, then likewise that of
+    :func:`difference_table`. A single column may still be wider.
+    """
+    whole = [table(comparison), difference_table(comparison)]
+    return [part for each in whole if each is not None for part in _parts(each, width)]
+
+
+def _parts(whole: Table, width: int) -> list[Table]:
     from rich.console import Console
     from rich.measure import Measurement
 
-    whole = table(comparison)
     console = Console(width=10_000)
 
     def fits(columns: Sequence[Column]) -> bool:
@@ -154,6 +191,16 @@ def _percent(spread: Mapping[str, Any], of: int) -> str:
     if spread["std"] is not None:
         text += f" ± {100 * spread['std']:.2f}"
     return text if spread["n"] == of else f"{text}\n{spread['n']} of {of} seeds"
+
+
+def _points(difference: Difference | None, of: int) -> str:
+    if difference is None:
+        return "–"
+    text = f"{100 * difference.mean:+.2f}"
+    if difference.interval is not None:
+        low, high = difference.interval
+        text += f" [{100 * low:+.2f}, {100 * high:+.2f}]"
+    return text if len(difference.seeds) == of else f"{text}\n{len(difference.seeds)} of {of} seeds"
 
 
 def _significant(value: float | None, unit: int = 1) -> str:

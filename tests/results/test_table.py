@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from flwr_kd.results.table import fitting
+from flwr_kd.results.table import difference_table, fitting
 from tests.results.examples import a_comparison, a_round, a_run, rendered
 
 
@@ -85,6 +85,7 @@ def test_a_narrow_terminal_has_several_tables_with_whole_names():
     assert [len(part.columns) for part in fitting(comparison, 100)] == [7]
     parts = fitting(comparison, 60)
     assert len(parts) > 1
+    assert difference_table(comparison) is None
     console = Console(file=io.StringIO(), width=60)
     console.print(*parts)
     lines = console.file.getvalue().splitlines()
@@ -92,6 +93,62 @@ def test_a_narrow_terminal_has_several_tables_with_whole_names():
     assert sum("last round" in line for line in lines) == 1
     # All columns but the repeated one of the methods.
     assert sum(len(part.columns) - 1 for part in parts) == 6
+
+
+def differing(method: str, *pairs: tuple[float | None, float | None], server: float | None = None):
+    return [
+        a_run(
+            method,
+            seed,
+            rounds=(a_round(local_accuracy=local, global_accuracy=whole, server_accuracy=server),),
+        )
+        for seed, (local, whole) in enumerate(pairs)
+    ]
+
+
+def printed(comparison, width: int = 80) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    console.print(*fitting(comparison, width))
+    return console.file.getvalue()
+
+
+def test_several_seeds_show_the_difference_to_the_first_method():
+    comparison = a_comparison(
+        *differing("fedavg", (0.5, 0.25), (0.75, 0.5)),
+        *differing("fedproto", (0.625, None), (1.0, None)),
+        *differing("ktpfl[x]", (0.5, 0.25), (None, 0.25)),
+    )
+    text = printed(comparison)
+    title = "difference to fedavg in points"
+    lines = text[text.index(title) :].splitlines()
+    assert lines[2].split() == ["local", "accuracy", "global", "accuracy"]
+    assert lines[3].split() == ["method", *["mean", "[95", "%", "interval]"] * 2]
+    first, second = (line.split() for line in lines if "fedproto" in line or "ktpfl[x]" in line)
+    # Differences 12.5 and 25 points: the mean and 12.7062 · 8.8388 / √2 on both sides of it.
+    assert first == ["fedproto", "+18.75", "[-60.66,", "+98.16]", "–"]
+    # Local accuracy has one seed in common, which has no spread.
+    assert second == ["ktpfl[x]", "+0.00", "-12.50", "[-171.33,", "+146.33]"]
+    assert "1 of 2 seeds" in text
+    assert all(len(line) <= 80 for line in lines)
+
+
+def test_one_seed_or_one_method_has_no_table_of_differences():
+    assert difference_table(a_comparison()) is None
+    assert difference_table(a_comparison(*differing("fedavg", (0.5, 0.5), (0.5, 0.5)))) is None
+    one = a_comparison(*differing("fedavg", (0.5, 0.5)), *differing("fedproto", (0.75, None)))
+    assert difference_table(one) is None
+    other_seeds = (a_run("fedproto", seed) for seed in (5, 6))
+    assert difference_table(a_comparison(*differing("fedavg", (0.5, 0.5), (0.5, 0.5)), *other_seeds)) is None
+
+
+def test_a_server_s_own_model_is_compared_where_the_first_method_has_one():
+    pairs = ((0.5, None), (0.75, None))
+    both = a_comparison(
+        *differing("fedgkt", *pairs, server=0.25), *differing("feddkc-kkr", *pairs, server=0.5)
+    )
+    text = printed(both)
+    row = [line for line in text.splitlines() if "feddkc-kkr" in line][-1]
+    assert row.split() == ["feddkc-kkr", *["+0.00", "[+0.00,", "+0.00]"], *["+25.00", "[+25.00,", "+25.00]"]]
 
 
 @pytest.mark.parametrize(
