@@ -41,7 +41,7 @@ $(BIN)/uv:
 
 # Compiled once: otherwise each process of Ray and of Flower would compile PyTorch.
 $(STAMP): pyproject.toml setup.py | $(BIN)/uv
-	. .ci/uv-env.sh && $(BIN)/uv pip install --compile-bytecode --python $(BIN)/python --editable ".[dev,mnist-5k]"
+	. .ci/uv-env.sh && $(BIN)/uv pip install --compile-bytecode --python $(BIN)/python --editable ".[dev,mnist-5k,letters]"
 	touch $@
 
 demo: install
@@ -64,10 +64,10 @@ coverage: install
 $(OLDEST)/.installed: pyproject.toml setup.py | $(BIN)/uv
 	$(PYTHON) -m venv --clear --without-pip $(OLDEST)
 	. .ci/uv-env.sh && $(BIN)/uv pip compile --quiet --python $(OLDEST)/bin/python --resolution lowest-direct \
-	  --extra simulation --extra privacy --extra mnist-5k --no-header --annotation-style line \
+	  --extra simulation --extra privacy --extra mnist-5k --extra letters --no-header --annotation-style line \
 	  --output-file $(OLDEST)/oldest.txt pyproject.toml
 	. .ci/uv-env.sh && $(BIN)/uv pip install --compile-bytecode --python $(OLDEST)/bin/python \
-	  --constraints $(OLDEST)/oldest.txt --editable ".[dev,mnist-5k]"
+	  --constraints $(OLDEST)/oldest.txt --editable ".[dev,mnist-5k,letters]"
 	touch $@
 
 test-oldest: $(OLDEST)/.installed
@@ -81,7 +81,7 @@ test-newest: | $(BIN)/uv
 	test -x $(NEWEST)/bin/python || $(PYTHON) -m venv --without-pip $(NEWEST)
 	echo "flwr[simulation]>=1.40.0a0" > $(NEWEST)/newest.txt
 	. .ci/uv-env.sh && $(BIN)/uv pip install --upgrade-package flwr --compile-bytecode \
-	  --python $(NEWEST)/bin/python --override $(NEWEST)/newest.txt --editable ".[dev,mnist-5k]"
+	  --python $(NEWEST)/bin/python --override $(NEWEST)/newest.txt --editable ".[dev,mnist-5k,letters]"
 	@$(NEWEST)/bin/python -c "from importlib.metadata import version; print('flwr', version('flwr'))"
 	$(call pytest,$(NEWEST),$(TEST))
 

