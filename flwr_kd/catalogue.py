@@ -22,6 +22,8 @@ DATASETS: Mapping[str, str] = MappingProxyType(
         "svhn": "images 3×32×32, 10 classes: 99,289 house numbers",
         "emnist-balanced": "images 1×28×28, 47 classes: 131,600 letters and digits",
         "emnist-byclass": "images 1×28×28, 62 classes: 814,255 letters and digits",
+        "emnist-letters": "images 1×28×28, 26 classes: 145,600 letters, upper and lower case together",
+        "emnist-digits": "images 1×28×28, 10 classes: 280,000 digits",
         "cinic10": "images 3×32×32, 10 classes: 180,000 photographs, from a folder of files",
         "20newsgroups": "texts as TF-IDF of 5,000 words, 20 classes: 18,846 messages",
         "ag-news": "texts as TF-IDF of 1,024 words, 4 classes: 127,600 news",
@@ -62,8 +64,8 @@ PARTITIONS: Mapping[str, str] = MappingProxyType(
         "dirichlet:ALPHA": "each class divided by shares from Dirichlet(ALPHA); sizes differ",
         "inner-dirichlet:ALPHA": "parts of equal size, each client's class mix from Dirichlet(ALPHA)",
         "pathological:K": "samples of exactly K classes per client; sizes differ",
-        "ktpfl-1[:MANY]": "two groups of clients with opposite class mixes, 450 samples of each frequent class",
-        "ktpfl-2[:EACH]": "two random classes per client, 300 samples of each",
+        "ktpfl-1[:MANY]": "two groups of clients with opposite class mixes, 450, MANY or max per frequent class",
+        "ktpfl-2[:EACH]": "two random classes per client, 300 (or EACH, or max) samples of each",
     }
 )
 """Forms that :func:`flwr_kd.data.partition` accepts."""

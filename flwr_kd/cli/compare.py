@@ -77,6 +77,10 @@ def _compare(methods: Sequence[str], experiment: ExperimentOptions, options: Run
     )
     if unharmed := plan.unharmed():
         print(f"note: {experiment.attack} changes nothing of what {', '.join(unharmed)} send")
+    if experiment.merge_test and not experiment.validation:
+        print(
+            "note: the common test set is divided among the clients (--merge-test): no global accuracy is measured"
+        )
     if runs := plan.unfinished.runs:
         print(f"not run again: {', '.join(f'{run.name} (seed {run.seed})' for run in runs)}")
     for name, seed, last in plan.unfinished.interrupted():

@@ -70,6 +70,10 @@ def plot_tsne(
     embeddings = {}
     for run, experiment, model in _global_models(result_dir, comparison, seed, data_dir, device):
         test = bundle_of(experiment).test
+        if not len(test):
+            raise ResultError(
+                f"{str(result_dir)!r} has no common test set (--merge-test), of which t-SNE shows samples"
+            )
         shown = min(_CLASSES, len(set(test.y.tolist()))) if classes is None else classes
         rows = measurements.sample_of_classes(test.y, shown, samples, numpy_generator(run.seed, "t-sne"))
         drawn = test.subset(rows)

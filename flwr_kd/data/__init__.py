@@ -19,9 +19,10 @@ from flwr_kd.checks import DataError
 from flwr_kd.data._base import ArrayDataset, Bundle, as_labels, require
 from flwr_kd.data.augmentation import AUGMENTATIONS, augmentation, random_affine
 from flwr_kd.data.imbalance import long_tail
-from flwr_kd.data.loading import DATASETS, check_data_dir, load, load_public, public_name
+from flwr_kd.data.loading import DATASETS, check_data_dir, holds_back, load, load_public, public_name
 from flwr_kd.data.own import DataSpec, load_own, load_samples, load_test
 from flwr_kd.data.partitioning import PARTITIONS, histogram, partition, split
+from flwr_kd.data.selection import Selection
 
 __all__ = [
     "AUGMENTATIONS",
@@ -31,10 +32,12 @@ __all__ = [
     "Bundle",
     "DataError",
     "DataSpec",
+    "Selection",
     "as_labels",
     "augmentation",
     "check_data_dir",
     "histogram",
+    "holds_back",
     "load",
     "load_own",
     "load_public",

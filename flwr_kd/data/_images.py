@@ -48,6 +48,8 @@ SPECS: dict[str, ImageSpec] = {
     "svhn": ImageSpec((3, 32, 32), 10, (0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970)),
     "emnist-balanced": ImageSpec((1, 28, 28), 47, (0.1751,), (0.3332,)),
     "emnist-byclass": ImageSpec((1, 28, 28), 62, (0.1736,), (0.3317,)),
+    "emnist-letters": ImageSpec((1, 28, 28), 26, (0.1722,), (0.3309,)),
+    "emnist-digits": ImageSpec((1, 28, 28), 10, (0.1733,), (0.3316,)),
     "cinic10": ImageSpec((3, 32, 32), 10, (0.4789, 0.4723, 0.4305), (0.2421, 0.2383, 0.2587)),
 }
 
@@ -149,6 +151,16 @@ def emnist_byclass(data_dir: Path | None) -> Source:
     return _emnist("byclass", data_dir)
 
 
+def emnist_letters(data_dir: Path | None) -> Source:
+    """Return EMNIST's split "letters": upper and lower case as one class, numbered from 0 and not from 1."""
+    return _emnist("letters", data_dir, first=1)
+
+
+def emnist_digits(data_dir: Path | None) -> Source:
+    """Return EMNIST's split "digits"."""
+    return _emnist("digits", data_dir)
+
+
 def cifar10(data_dir: Path | None) -> Source:
     """Return CIFAR-10 by torchvision."""
     return _torchvision(
@@ -207,16 +219,19 @@ def cinic10(data_dir: Path | None) -> Source:
     return Source(parts[0], parts[1], SPECS["cinic10"].num_classes)
 
 
-def _emnist(which: str, data_dir: Path | None) -> Source:
-    source = _idx(f"emnist-{which}", "EMNIST", data_dir)
+def _emnist(which: str, data_dir: Path | None, *, first: int = 0) -> Source:
+    source = _idx(f"emnist-{which}", "EMNIST", data_dir, first=first)
     assert source.test is not None
     # EMNIST's files contain each image mirrored and rotated, that is transposed.
     upright = [Part(part.inputs.transpose(0, 1, 3, 2), part.labels) for part in (source.pool, source.test)]
     return Source(upright[0], upright[1], source.num_classes)
 
 
-def _idx(name: str, folder: str, data_dir: Path | None, *also: Path) -> Source:
-    """Read a set in MNIST's format: from idx files, compressed or not, or as torchvision downloads it."""
+def _idx(name: str, folder: str, data_dir: Path | None, *also: Path, first: int = 0) -> Source:
+    """Read a set in MNIST's format: from idx files, compressed or not, or as torchvision downloads it.
+
+    ``first`` is the label of the first class in the files.
+    """
     if folder == "EMNIST":
         split = name.removeprefix("emnist-")
         stems = [
@@ -244,8 +259,8 @@ def _idx(name: str, folder: str, data_dir: Path | None, *also: Path) -> Source:
         if array.ndim != dims:
             raise DataError(f"{path} must hold {dims}-dimensional data, not {array.ndim}-dimensional")
     return Source(
-        Part(train_x[:, None], _labels(train_y)),
-        Part(test_x[:, None], _labels(test_y)),
+        Part(train_x[:, None], _labels(train_y) - first),
+        Part(test_x[:, None], _labels(test_y) - first),
         SPECS[name].num_classes,
     )
 

@@ -35,7 +35,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Source:
-    """The parts of a set's files; ``test`` is None for a set without a test part."""
+    """The parts of a set's files; ``test`` is None if the set has none, and empty if it is not kept apart."""
 
     pool: Part
     test: Part | None
@@ -43,7 +43,7 @@ class Source:
 
     def __post_init__(self) -> None:
         for part, role in ((self.pool, "training"), (self.test, "test")):
-            if part is None:
+            if part is None or (part is self.test and not len(part)):
                 continue
             if not len(part):
                 raise DataError(f"the {role} data is empty")

@@ -18,10 +18,11 @@ from flwr_kd.data._files import check_data_dir
 from flwr_kd.data._source import Part, Source
 from flwr_kd.data.own import DataSpec, load_samples
 from flwr_kd.data.partitioning import stratified
+from flwr_kd.data.selection import Selection
 from flwr_kd.seeding import numpy_generator
 from flwr_kd.text import unknown_name
 
-__all__ = ["DATASETS", "check_data_dir", "load", "load_public", "public_name"]
+__all__ = ["DATASETS", "check_data_dir", "holds_back", "load", "load_public", "public_name"]
 
 _LOADERS: dict[str, Callable[[Path | None], Source]] = {
     "digits": _images.digits,
@@ -33,6 +34,8 @@ _LOADERS: dict[str, Callable[[Path | None], Source]] = {
     "svhn": _images.svhn,
     "emnist-balanced": _images.emnist_balanced,
     "emnist-byclass": _images.emnist_byclass,
+    "emnist-letters": _images.emnist_letters,
+    "emnist-digits": _images.emnist_digits,
     "cinic10": _images.cinic10,
     "20newsgroups": _texts.newsgroups,
     "ag-news": _texts.ag_news,
@@ -55,10 +58,13 @@ _DEFAULT_PUBLIC = {
     "svhn": "cifar10",
     "emnist-balanced": "mnist",
     "emnist-byclass": "mnist",
+    "emnist-letters": "mnist",
+    "emnist-digits": "mnist",
     "cinic10": "cifar100",
 }
 
 _FIFTH = 5
+_ALL = Selection()
 
 
 def load(
@@ -69,6 +75,7 @@ def load(
     limit: int | None = None,
     test_limit: int | None = None,
     hold_back: bool = False,
+    selection: Selection = _ALL,
 ) -> Bundle:
     """Load a data set.
 
@@ -84,6 +91,8 @@ def load(
     ``svhn``                torchvision, without "extra"                 10             --
     ``emnist-balanced``     idx files, else torchvision; upright         47             --
     ``emnist-byclass``      as ``emnist-balanced``                       62             --
+    ``emnist-letters``      as ``emnist-balanced``                       26             --
+    ``emnist-digits``       as ``emnist-balanced``                       10             --
     ``cinic10``             ``train/`` and ``test/`` of its image tree   10             --
     ``20newsgroups``        Orange's tab files, else scikit-learn        20             a fifth of train
     ``ag-news``             csv, parquet or json files, else the hub     4              a fifth of train
@@ -137,6 +146,8 @@ def load(
         Largest number of samples of the common test set to keep, with the class mix of all.
     hold_back : bool
         Whether sets that otherwise hold back nothing also hold back a fifth of the training part as public data.
+    selection : Selection
+        Which classes and samples are used, whether the test part is kept apart, and how many samples are held back.
 
     Returns
     -------
@@ -155,10 +166,11 @@ def load(
     (torch.Size([100, 1, 8, 8]), 10, (1, 8, 8))
     """
     limit, test_limit = _checked_limit("limit", limit), _checked_limit("test-limit", test_limit)
-    divided = _divide(name, seed, data_dir, hold_back=hold_back)
+    divided = _divide(name, seed, data_dir, selection, hold_back=hold_back)
     train = _limited(divided.train, limit, seed, "limit-train")
     test = _limited(divided.test, test_limit, seed, "limit-test")
-    train_x, test_x = divided.encode(train.inputs), divided.encode(test.inputs)
+    train_x = divided.encode(train.inputs)
+    test_x = divided.encode(test.inputs) if len(test) else train_x[:0]
     return Bundle(
         name=name,
         train=_dataset(train_x, train),
@@ -176,6 +188,7 @@ def load_public(
     seed: int = 0,
     data_dir: str | None = None,
     limit: int | None = None,
+    selection: Selection = _ALL,
 ) -> ArrayDataset:
     """Load public (proxy, reference) data in the form of another set's inputs.
 
@@ -190,7 +203,7 @@ def load_public(
         None, or the name of ``dataset`` itself, returns the samples that ``dataset`` holds back. If that requires
         ``hold_back``, the clients' data must be loaded with it. For sets that hold back nothing without it, None
         is another set: ``mnist-5k`` for ``fashion-mnist``, ``fashion-mnist`` for
-        ``mnist``, ``mnist`` for both of EMNIST, ``cifar10`` for ``cifar100`` and ``svhn``, ``cifar100`` for
+        ``mnist``, ``mnist`` for those of EMNIST, ``cifar10`` for ``cifar100`` and ``svhn``, ``cifar100`` for
         ``cifar10`` and ``cinic10``. Samples that two sets share are not detected: ``mnist-5k`` is a part
         of ``mnist``. A text set is the same with and without ``-tokens``: its texts take the form of ``dataset``.
     dataset : str or DataSpec
@@ -203,6 +216,8 @@ def load_public(
         As in :func:`load`, for both sets.
     limit : int, optional
         Largest number of samples to keep, with the class mix of all.
+    selection : Selection
+        Must be that of :func:`load`, like the seed. Samples of another set are all used.
 
     Returns
     -------
@@ -226,13 +241,15 @@ def load_public(
         return _public_of_form(name, dataset, seed, data_dir, limit)
     name = public_name(name, dataset=dataset, data_dir=data_dir)
     if name == dataset:
-        divided = _divide(dataset, seed, data_dir, hold_back=True)
+        divided = _divide(dataset, seed, data_dir, selection, hold_back=True)
         assert divided.public is not None
         public, encode = divided.public, divided.encode
     else:
         public = _source(name, data_dir).pool
         encode = (
-            _image_encoder(dataset) if _kind(dataset) == "images" else _divide(dataset, seed, data_dir).encode
+            _image_encoder(dataset)
+            if _kind(dataset) == "images"
+            else _divide(dataset, seed, data_dir, selection).encode
         )
     public = _limited(public, limit, seed, "limit-public")
     return _dataset(encode(public.inputs), public)
@@ -297,6 +314,16 @@ def public_name(name: str | None, *, dataset: str, data_dir: str | None = None) 
     return dataset if same else name
 
 
+def holds_back(name: str) -> bool:
+    """Return whether a data set always holds samples back as public data.
+
+    >>> holds_back("digits"), holds_back("mnist")
+    (True, False)
+    """
+    _check_name(name)
+    return name not in _DEFAULT_PUBLIC
+
+
 @dataclass(frozen=True)
 class _Divided:
     """The parts of a set, and the encoder that was fitted on its training part."""
@@ -309,15 +336,21 @@ class _Divided:
     vocabulary: int
 
 
-def _divide(name: str, seed: int, data_dir: str | None, *, hold_back: bool = False) -> _Divided:
+def _divide(
+    name: str, seed: int, data_dir: str | None, selection: Selection, *, hold_back: bool = False
+) -> _Divided:
     source = _source(name, data_dir)
+    try:
+        source = selection.of(source, seed)
+    except DataError as error:
+        raise DataError(f"data set {name!r}: {error}") from None
     train, test, public = source.pool, source.test, None
     fifth = len(train) // _FIFTH
     rng = numpy_generator(seed, "data", "cut")
     if test is None:
         test, train = _take(train, fifth, rng, name)
-    if hold_back or name not in _DEFAULT_PUBLIC:
-        public, train = _take(train, fifth, rng, name)
+    if hold_back or holds_back(name):
+        public, train = _take(train, selection.held or fifth, rng, name)
     vocabulary = 0
     if _kind(name) == "images":
         encode = _image_encoder(name)
@@ -334,6 +367,11 @@ def _take(part: Part, size: int, rng: np.random.Generator, name: str) -> tuple[P
     taken = stratified(part.labels, size, rng, keep=1)
     if not taken.any():
         raise DataError(f"data set {name!r}: {len(part)} samples are too few to hold a fifth back")
+    if taken.sum() < size:
+        raise DataError(
+            f"data set {name!r}: hold-back must leave a sample of each class, and be at most {taken.sum()}, "
+            f"got {size}"
+        )
     return part[taken], part[~taken]
 
 

@@ -35,6 +35,9 @@ _DIRICHLET_MINIMUM = 10
 # Default samples per class of KT-pFL's partitions.
 _MANY, _EACH = 450, 300
 
+# In place of these numbers: the largest for which the samples suffice.
+_MOST = "max"
+
 # Far below any share that can be drawn, and far above the point where float64 loses precision.
 _PRIOR_FLOOR = 1e-100
 
@@ -78,13 +81,15 @@ def partition(
             A client of the first group has MANY samples of each class of the first half of the classes (the
             larger half of an odd number) and MANY/3 of each other class. In the second group it is the opposite.
             MANY is a multiple of 3, by default 450. The rest of a class is left out: 20 clients
-            use all of 10 classes of 6,000 samples; fewer clients use less.
+            use all of 10 classes of 6,000 samples; fewer clients use less. ``ktpfl-1:max`` takes the largest MANY
+            for which the samples suffice: 90 with 100 clients and 10 classes of 6,000 samples.
         ``ktpfl-2`` or ``ktpfl-2:EACH``
             Each client draws two different classes, all pairs with the same probability, and has EACH samples of
             each (KT-pFL, appendix B.1, case 2). EACH is by default 300. A client draws from the classes that
             still have EACH samples. If its draw would leave too few for the following clients, it
             gets the two classes with the most samples left, so that the existence of a partition does not depend
-            on the seed. The rest of a class, and a class that no client drew, is left out.
+            on the seed. The rest of a class, and a class that no client drew, is left out. ``ktpfl-2:max`` takes
+            the largest EACH for which the samples suffice.
     num_clients : int
         Number of clients, from 1 to N.
     seed : int
@@ -267,6 +272,8 @@ def _parse(spec: str) -> tuple[_Divide, float]:
     kind, colon, text = spec.partition(":")
     if spec == "iid":
         return _iid, 0.0
+    if kind in ("ktpfl-1", "ktpfl-2") and text == _MOST:
+        return (_ktpfl_1 if kind == "ktpfl-1" else _ktpfl_2), math.inf
     if kind == "ktpfl-1":
         many = read_whole_number(f"MANY in partition {spec!r}", text, 3, error=DataError) if colon else _MANY
         if many % 3:
@@ -388,14 +395,16 @@ def _pathological(labels: IntArray, number: float, num_clients: int, seed: int) 
 
 
 def _ktpfl_1(labels: IntArray, many: float, num_clients: int, seed: int) -> list[IntArray]:
-    many, few = int(many), int(many) // 3
-    names, counts = _two_or_more_classes(labels, f"ktpfl-1:{many}")
+    names, counts = _two_or_more_classes(labels, f"ktpfl-1:{_written(many)}")
     first = (num_clients + 1) // 2
     second = num_clients - first
     half = (len(names) + 1) // 2
     # Samples that a class gives, in units of MANY/3. These are Python's ints, because MANY may exceed int64.
     thirds = [3 * first + second] * half + [first + 3 * second] * (len(names) - half)
     worst = min(range(len(names)), key=lambda k: counts[k] / thirds[k])
+    if many == math.inf:
+        many = max(3, 3 * (counts[worst] // thirds[worst]))
+    many, few = int(many), int(many) // 3
     if counts[worst] < few * thirds[worst]:
         raise DataError(
             f"partition 'ktpfl-1:{many}' needs {few * thirds[worst]} samples of class {names[worst]} for "
@@ -408,8 +417,7 @@ def _ktpfl_1(labels: IntArray, many: float, num_clients: int, seed: int) -> list
 
 
 def _ktpfl_2(labels: IntArray, each: float, num_clients: int, seed: int) -> list[IntArray]:
-    each = int(each)
-    names, counts = _two_or_more_classes(labels, f"ktpfl-2:{each}")
+    names, counts = _two_or_more_classes(labels, f"ktpfl-2:{_written(each)}")
 
     def clients_served(size: int) -> list[int]:
         return [min(count // size, num_clients) for count in counts]
@@ -417,11 +425,12 @@ def _ktpfl_2(labels: IntArray, each: float, num_clients: int, seed: int) -> list
     def is_enough(size: int) -> bool:
         return sum(clients_served(size)) >= 2 * num_clients
 
+    # Larger shares are fewer, so that all sizes above the first that is too large are also too large.
+    sizes = range(1, int(min(each, max(counts))) + 1)
+    most = bisect.bisect_left(sizes, True, key=lambda size: not is_enough(size))
+    each = max(1, most) if each == math.inf else int(each)
     if not is_enough(each):
         smallest = counts.index(min(counts))
-        # Larger shares are fewer, so that all sizes above the first that is too large are also too large.
-        sizes = range(1, min(each, max(counts) + 1))
-        most = bisect.bisect_left(sizes, True, key=lambda size: not is_enough(size))
         raise DataError(
             f"partition 'ktpfl-2:{each}' needs {2 * num_clients} shares of {each} samples of a class, two for "
             f"each of num_clients={num_clients}, but there are {sum(clients_served(each))}, as a client takes "
@@ -451,6 +460,10 @@ def _two_or_more_classes(labels: IntArray, spec: str) -> tuple[list[int], list[i
     if len(names) < 2:
         raise DataError(f"partition {spec!r} needs at least 2 classes, but there is only class {names[0]}")
     return names.tolist(), counts.tolist()
+
+
+def _written(size: float) -> str:
+    return _MOST if size == math.inf else str(int(size))
 
 
 def _at_most(number: int) -> str:

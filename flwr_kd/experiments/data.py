@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -18,6 +19,8 @@ from flwr_kd.data import (
     ArrayDataset,
     Bundle,
     DataSpec,
+    Selection,
+    holds_back,
     load,
     load_public,
     long_tail,
@@ -28,6 +31,7 @@ from flwr_kd.data import (
 from flwr_kd.experiments.options import DataOptions
 from flwr_kd.learning.device import placed, resolve_device
 from flwr_kd.seeding import derive_seed
+from flwr_kd.wording import option
 
 if TYPE_CHECKING:
     from flwr_kd.experiments.experiment import Experiment
@@ -39,12 +43,15 @@ __all__ = [
     "digest_of",
     "public_of",
     "public_on_device",
+    "samples_before_split",
+    "selection_of",
     "training_on_device",
 ]
 
 Splits: TypeAlias = list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]
 """Each client's rows of the training part: those that it trains on, and its test split."""
 _VALIDATION_SHARE = 0.2
+_TEST_FRACTION = 0.25
 
 
 def public_of(experiment: Experiment) -> ArrayDataset:
@@ -63,6 +70,34 @@ def _padded_public(options: DataOptions, seed: int) -> ArrayDataset:
     return samples.padded(options.image_size).train
 
 
+def selection_of(options: DataOptions) -> Selection:
+    """Return which samples of the data set an experiment uses.
+
+    Raises
+    ------
+    DataError
+        If an option is not allowed.
+    """
+    return Selection(
+        classes=options.classes,
+        class_limit=options.class_limit,
+        merge_test=options.merge_test,
+        held=options.hold_back,
+    )
+
+
+def samples_before_split(count: int, test_fraction: float = _TEST_FRACTION) -> int:
+    """Return the smallest number of samples of a client, of which this number are left without its test split.
+
+    >>> samples_before_split(500), samples_before_split(375)
+    (667, 500)
+    """
+    size = count
+    while size - math.floor(size * test_fraction + 0.5) < count:
+        size += 1
+    return size
+
+
 def client_splits(experiment: Experiment) -> Splits:
     """Return each client's training and test rows; the same for all methods of a comparison.
 
@@ -77,7 +112,15 @@ def client_splits(experiment: Experiment) -> Splits:
         raise ConfigError(
             "the clients have data of their own (own=...), so there is no data set to divide among them"
         )
-    return _splits(DataOptions.part_of(experiment), experiment.seed, experiment.partition, experiment.clients)
+    options = DataOptions.part_of(experiment)
+    found = len(_bundle(replace(options, image_size=None), experiment.seed).train)
+    if experiment.client_samples is not None and found < (experiment.limit or 0):
+        raise DataError(
+            f"client-samples={experiment.client_samples} needs {experiment.limit} training samples for "
+            f"clients={experiment.clients} and their test splits, but there are {found}: take fewer clients or "
+            "samples"
+        )
+    return _splits(options, experiment.seed, experiment.partition, experiment.clients)
 
 
 def bundle_of(experiment: Experiment) -> Bundle:
@@ -164,8 +207,14 @@ def _bundle(options: DataOptions, seed: int) -> Bundle:
         return _bundle(replace(options, image_size=None), seed).padded(options.image_size)
     dataset, data_dir, public = options.dataset, options.data_dir, options.public
     hold_back = public is not None and public_name(public, dataset=dataset, data_dir=data_dir) == dataset
+    if options.hold_back is not None and not (hold_back or holds_back(dataset)):
+        raise DataError(
+            f"hold-back={options.hold_back} needs {option('public', dataset)}: otherwise {dataset} holds nothing "
+            "back"
+        )
     limits = {"limit": options.limit, "test_limit": options.test_limit}
-    bundle = load(dataset, seed=seed, data_dir=data_dir, **limits, hold_back=hold_back)
+    selection = selection_of(options)
+    bundle = load(dataset, seed=seed, data_dir=data_dir, **limits, hold_back=hold_back, selection=selection)
     if options.validation:
         rows = np.arange(len(bundle.train))
         split_seed = derive_seed(seed, "validation")
@@ -179,9 +228,13 @@ def _bundle(options: DataOptions, seed: int) -> Bundle:
 
 @functools.lru_cache(maxsize=1)
 def _public(options: DataOptions, seed: int, own: DataSpec | None) -> ArrayDataset:
-    dataset = options.dataset if own is None else own
     return load_public(
-        options.public, dataset=dataset, seed=seed, data_dir=options.data_dir, limit=options.public_limit
+        options.public,
+        dataset=options.dataset if own is None else own,
+        seed=seed,
+        data_dir=options.data_dir,
+        limit=options.public_limit,
+        selection=selection_of(options),
     )
 
 
@@ -189,4 +242,7 @@ def _public(options: DataOptions, seed: int, own: DataSpec | None) -> ArrayDatas
 def _splits(options: DataOptions, seed: int, spec: str, clients: int) -> Splits:
     labels = _bundle(replace(options, image_size=None), seed).train.y
     parts = partition(labels, spec, num_clients=clients, seed=seed)
-    return [split(labels, part, seed=derive_seed(seed, "split", i)) for i, part in enumerate(parts)]
+    return [
+        split(labels, part, test_fraction=_TEST_FRACTION, seed=derive_seed(seed, "split", i))
+        for i, part in enumerate(parts)
+    ]

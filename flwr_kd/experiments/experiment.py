@@ -19,7 +19,7 @@ from flwr_kd.data import (
 )
 from flwr_kd.experiments.attacks import ATTACKS, draw_attackers, parse_attack
 from flwr_kd.experiments.backends import chosen_backend
-from flwr_kd.experiments.data import bundle_of
+from flwr_kd.experiments.data import bundle_of, samples_before_split, selection_of
 from flwr_kd.experiments.options import BACKENDS, DataOptions, ExperimentOptions
 from flwr_kd.learning.device import resolve_device
 from flwr_kd.learning.precision import named_precision
@@ -32,6 +32,8 @@ __all__ = ["Experiment", "attacker_ids"]
 
 _NOT_SHARED = ("seed", "own", "ray_address")
 """Fields that a result's ``config`` lacks: each run has its own seed, and no number depends on an address."""
+_OF_DATA_SET = ("classes", "class_limit", "merge_test", "hold_back", "client_samples")
+"""Fields that select samples of a data set, and have no meaning for clients with data of their own."""
 _ADDRESS = re.compile(r"(auto|[^\s:/]+:\d{1,5}|\[[\da-fA-F:]+\]:\d{1,5})")
 
 
@@ -73,6 +75,7 @@ class Experiment(ExperimentOptions):
         for name in ("limit", "test_limit"):
             if getattr(self, name) is not None:
                 whole_number(name.replace("_", "-"), getattr(self, name), 1)
+        self._check_selection()
         if self.backend not in BACKENDS:
             raise ConfigError(unknown_name("backend", self.backend, BACKENDS))
         if self.ray_address is not None:
@@ -103,6 +106,25 @@ class Experiment(ExperimentOptions):
             )
         if self.attackers > self.clients:
             raise ConfigError(f"attackers must be at most clients={self.clients}, got {self.attackers}")
+
+    def _check_selection(self) -> None:
+        selection_of(self)
+        given = [name for name in _OF_DATA_SET if getattr(self, name) not in (None, False)]
+        if self.own is not None and given:
+            raise ConfigError(
+                f"{given[0].replace('_', '-')} selects samples of a data set, but the clients have data of their "
+                "own"
+            )
+        if self.client_samples is None:
+            return
+        whole_number("client-samples", self.client_samples, 1)
+        limit = self.clients * samples_before_split(self.client_samples)
+        if self.limit not in (None, limit):
+            raise ConfigError(
+                f"client-samples={self.client_samples} makes limit {limit} for clients={self.clients}: leave limit "
+                f"out, got {self.limit}"
+            )
+        object.__setattr__(self, "limit", limit)
 
     @property
     def models(self) -> list[str]:

@@ -39,6 +39,13 @@ class DataOptions:
         See :func:`flwr_kd.data.load`.
     data_dir : str, optional
         Folder of data files.
+    classes : str, optional
+        Classes that are used, by their numbers in the data set: ``"10"`` for the first ten, ``"0,3,5"`` or
+        ``"10-19"``; all if None. See :class:`flwr_kd.data.Selection`, also for the next two and ``hold_back``.
+    class_limit : int, optional
+        Largest number of training samples of each class; all if None.
+    merge_test : bool
+        Divide the common test set among the clients as well. It is then empty, and no global accuracy is measured.
     limit : int, optional
         Number of training samples, drawn at random; all if None. The common test set stays whole.
     test_limit : int, optional
@@ -54,12 +61,21 @@ class DataOptions:
     public : str, optional
         Public data of methods that need some, see :func:`flwr_kd.data.load_public`; the data set's default if
         None. The data set's own name holds a fifth of its training part back from the clients, whatever the method.
+    hold_back : int, optional
+        Number of samples that are held back in place of this fifth, where some are.
     public_limit : int
         Maximum number of public samples; 5,000 is FedHEAD's number.
     """
 
     dataset: str = option("digits", "a name of `flwr-kd datasets`, or csv:PATH")
     data_dir: str | None = option(None, "folder of data files")
+    classes: str | None = option(
+        None, "classes to use, by number: 10 for the first ten, or 0,3,5 or 10-19; all if not set"
+    )
+    class_limit: int | None = option(None, "largest number of training samples of each class; all if not set")
+    merge_test: bool = option(
+        False, "divide the common test set among the clients as well; no global accuracy is then measured"
+    )
     limit: int | None = option(None, "number of training samples; all if not set; the test set stays whole")
     test_limit: int | None = option(None, "number of samples of the common test set; all if not set")
     imbalance: float | None = option(
@@ -72,6 +88,9 @@ class DataOptions:
         None,
         "public data of methods that need some: a name of `flwr-kd datasets`; the data set's default if not set; "
         "its own name holds a fifth of its training part back",
+    )
+    hold_back: int | None = option(
+        None, "number of samples that are held back as public data, in place of this fifth"
     )
     public_limit: int = option(5000, "maximum number of public samples")
 
@@ -97,6 +116,9 @@ class ExperimentOptions(DataOptions):
         See :func:`flwr_kd.data.partition`.
     clients, rounds : int
         At least 1.
+    client_samples : int, optional
+        Number of samples that a client trains on, beside its own test split: sets ``limit``. Clients have exactly
+        this number if the partition makes parts of equal size, otherwise on average.
     model : str, optional
         A name of :data:`flwr_kd.models.MODELS`, or several separated by commas, which are given to the
         clients in turn; for methods that allow heterogeneous models. The method's own if None.
@@ -137,6 +159,11 @@ class ExperimentOptions(DataOptions):
         "how the data is divided among the clients: a form of `flwr-kd partitions`",
     )
     clients: int = option(10, "number of clients")
+    client_samples: int | None = option(
+        None,
+        "number of samples that a client trains on, beside its test split (on average, where sizes differ); "
+        "sets --limit",
+    )
     rounds: int = option(10, "number of rounds")
     model: str | None = option(
         None,

@@ -144,7 +144,7 @@ def run(
     )
     initial = ArrayRecord(experiment.build_model().state_dict()) if strategy.sends_weights else ArrayRecord()
     evaluate = None
-    if method.global_model:
+    if method.global_model and len(bundle.test):
         evaluate = evaluator(
             experiment.build_model, bundle, threads=experiment.workers, device=experiment.device
         )

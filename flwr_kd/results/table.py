@@ -56,7 +56,8 @@ def table(comparison: Comparison) -> Table:
             _significant(row["bytes_down"]["mean"], _MEGABYTE),
             _significant(row["seconds"]["mean"]),
         )
-    shown.caption, shown.caption_justify = "\n".join(coverage(comparison)) or None, "left"
+    notes = [*coverage(comparison), *_without_test_set(comparison.config)]
+    shown.caption, shown.caption_justify = "\n".join(notes) or None, "left"
     return shown
 
 
@@ -152,6 +153,13 @@ def coverage(comparison: Comparison) -> list[str]:
         for text, names in methods.items()
         if text
     ]
+
+
+def _without_test_set(config: Mapping[str, Any]) -> list[str]:
+    """Return a line that says why no global accuracy was measured, where the clients have the common test set."""
+    if not config.get("merge_test") or config.get("validation"):
+        return []
+    return ["global accuracy: none, the common test set is divided among the clients"]
 
 
 def _clients_of(runs: Sequence[RunResult], clients: object) -> str:

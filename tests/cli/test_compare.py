@@ -97,6 +97,14 @@ def test_a_setting_that_all_methods_fix_is_refused(command: Command, no_run: Non
     )
 
 
+def test_a_merged_test_set_is_said(command: Command, tmp_path: Path) -> None:
+    code, out, _ = command("compare", "fedavg", *SMALL, "--seeds", "0", "--merge-test", "--out", "merged")
+    assert code == 0
+    assert "the common test set is divided among the clients (--merge-test)" in out
+    assert "global accuracy: none, the common test set is divided among the clients" in " ".join(out.split())
+    assert files.load(tmp_path / "merged").config["merge_test"] is True
+
+
 def test_several_seeds_give_mean_and_spread(command: Command, tmp_path: Path) -> None:
     code, out, _ = command("simulate", "fedavg", *SMALL, "--seeds", "0,1,0", "--out", "o")
     assert code == 0

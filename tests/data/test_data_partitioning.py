@@ -419,6 +419,34 @@ def test_ktpfl_needs_two_classes(spec: str) -> None:
         partition(np.full(1000, 4), spec, num_clients=1, seed=0)
 
 
+@pytest.mark.parametrize(
+    ("kind", "clients", "size", "same"),
+    [
+        ("ktpfl-1", 20, 6000, 450),
+        ("ktpfl-1", 100, 6000, 90),
+        ("ktpfl-1", 2, 11, 6),
+        ("ktpfl-2", 20, 6000, 1500),
+        ("ktpfl-2", 100, 5000, 250),
+    ],
+)
+def test_ktpfl_takes_as_many_samples_as_there_are(kind: str, clients: int, size: int, same: int) -> None:
+    labels = np.arange(10).repeat(size)
+    parts = partition(labels, f"{kind}:max", num_clients=clients, seed=0)
+    expected = partition(labels, f"{kind}:{same}", num_clients=clients, seed=0)
+    assert all(np.array_equal(a, b) for a, b in zip(parts, expected, strict=True))
+    step = 3 if kind == "ktpfl-1" else 1
+    with pytest.raises(DataError, match=r"at most\)"):
+        partition(labels, f"{kind}:{same + step}", num_clients=clients, seed=0)
+
+
+def test_ktpfl_says_where_no_number_is_small_enough() -> None:
+    labels = np.arange(10).repeat(3)
+    with pytest.raises(DataError, match=r"'ktpfl-1:3' needs 20 samples of class 0 for num_clients=10"):
+        partition(labels, "ktpfl-1:max", num_clients=10, seed=0)
+    with pytest.raises(DataError, match=r"'ktpfl-2:1' needs 40 shares of 1 samples"):
+        partition(labels, "ktpfl-2:max", num_clients=20, seed=0)
+
+
 @pytest.mark.parametrize("spec", [f"ktpfl-1:{3 * 10**30}", f"ktpfl-2:{10**30}"])
 def test_ktpfl_with_numbers_beyond_int64(spec: str) -> None:
     with pytest.raises(DataError, match=r"at most\)"):

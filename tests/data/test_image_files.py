@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from flwr_kd.data import DataError, _images, load, load_public
+from flwr_kd.data import DataError, Selection, _images, load, load_public
 
 RNG_SEED = 0
 
@@ -84,7 +84,8 @@ def test_idx_files(tmp_path: Path, name: str, folder: str, compress: bool) -> No
 
 
 @pytest.mark.parametrize(
-    ("which", "classes", "folder"), [("balanced", 47, "EMNIST/raw"), ("byclass", 62, "gzip")]
+    ("which", "classes", "folder"),
+    [("balanced", 47, "EMNIST/raw"), ("byclass", 62, "gzip"), ("digits", 10, "emnist-digits")],
 )
 def test_emnist_is_upright(tmp_path: Path, which: str, classes: int, folder: str) -> None:
     arrays = write_idx_set(
@@ -95,6 +96,19 @@ def test_emnist_is_upright(tmp_path: Path, which: str, classes: int, folder: str
     assert np.array_equal(unnormalised(bundle.train.x, f"emnist-{which}")[:, 0], stored.transpose(0, 2, 1))
     assert bundle.num_classes == classes
     assert len(bundle.test) == 20
+
+
+def test_emnist_letters_are_numbered_from_0(tmp_path: Path) -> None:
+    arrays = write_idx_set(tmp_path, "emnist-letters-train", "emnist-letters-test", 26, True)
+    for part in ("train", "test"):
+        labels = arrays[f"emnist-letters-{part}-labels-idx1-ubyte"]
+        write_idx(tmp_path / f"emnist-letters-{part}-labels-idx1-ubyte", labels + 1, True)
+    bundle = load("emnist-letters", data_dir=str(tmp_path))
+    assert np.array_equal(bundle.train.y, arrays["emnist-letters-train-labels-idx1-ubyte"])
+    assert bundle.num_classes == 26
+    chosen = load("emnist-letters", data_dir=str(tmp_path), selection=Selection(classes="10-19"))
+    assert sorted(set(chosen.train.y.tolist())) == list(range(10))
+    assert chosen.num_classes == 10
 
 
 def test_the_public_data_of_emnist_is_mnist(tmp_path: Path) -> None:

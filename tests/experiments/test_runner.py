@@ -12,7 +12,7 @@ import torch
 
 from flwr_kd import registry
 from flwr_kd.checks import ConfigError
-from flwr_kd.data import DataError, load
+from flwr_kd.data import DataError, DataSpec, load
 from flwr_kd.distillation.student import Distillation
 from flwr_kd.experiments import data, runner
 from flwr_kd.experiments.data import client_splits
@@ -228,6 +228,36 @@ def test_a_long_tail_is_cut_before_the_data_is_divided() -> None:
     assert tail.shared()["imbalance"] == 20
 
 
+def test_clients_have_the_number_of_samples_that_is_asked_for() -> None:
+    experiment = Experiment(**{**SMALL, "limit": None, "client_samples": 100})
+    assert experiment.limit == 3 * 133
+    assert [len(train) for train, _ in client_splits(experiment)] == [100] * 3
+    # An experiment that is made anew, for example from a result's config, has both numbers.
+    assert Experiment(**dataclasses.asdict(experiment)) == experiment
+    uneven = dataclasses.replace(experiment, partition="dirichlet:0.5")
+    assert sum(len(train) + len(test) for train, test in client_splits(uneven)) == 3 * 133
+
+
+def test_a_merged_test_set_leaves_no_global_accuracy_and_all_samples_to_the_clients() -> None:
+    experiment = Experiment(**{**SMALL, "limit": None, "merge_test": True, "hold_back": 97, "rounds": 1})
+    assert len(data.bundle_of(experiment).test) == 0
+    assert sum(len(train) + len(test) for train, test in client_splits(experiment)) == 1700
+    assert len(data.public_of(experiment)) == 97
+    (only,) = run(registry.get("fedavg"), experiment).rounds
+    assert only.global_accuracy is None
+    assert only.local_accuracy is not None
+    # With a validation part there is something to measure the global model on.
+    held = dataclasses.replace(experiment, validation=True)
+    assert run(registry.get("fedavg"), held).rounds[0].global_accuracy is not None
+
+
+def test_some_classes_are_those_of_the_model() -> None:
+    experiment = Experiment(**{**SMALL, "limit": None, "classes": "3,8", "rounds": 1})
+    result = run(registry.get("fedavg"), experiment)
+    assert {len(row) for row in result.histogram} == {2}
+    assert experiment.build_model()(torch.zeros(1, 1, 8, 8)).shape == (1, 2)
+
+
 def test_hyper_parameters_that_do_not_go_with_the_classes_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -340,13 +370,23 @@ def test_on_a_device_the_data_is_there_and_the_numbers_are_the_same(
         ({"imbalance": 0.5}, "imbalance must be a finite number from 1, got 0.5"),
         ({"imbalance": float("nan")}, "imbalance must be a finite number from 1, got nan"),
         ({"imbalance": True}, "imbalance must be a finite number from 1, got True"),
+        ({"client_samples": 0}, "client-samples must be a whole number from 1, got 0"),
+        ({"client_samples": 9}, "client-samples=9 makes limit 36 for clients=3: leave limit out, got 150"),
+        ({"classes": "1"}, "classes must be a number of classes from 2"),
+        ({"class_limit": 0}, "class-limit must be a whole number from 1, got 0"),
+        ({"hold_back": -1}, "hold-back must be a whole number from 1, got -1"),
+        ({"merge_test": 1}, "merge-test must be true or false, got 1"),
+        (
+            {"own": DataSpec(("a", "b"), (4,)), "classes": "2"},
+            "classes selects samples of a data set, but the clients have data of their own",
+        ),
         ({"feature_dim": 0}, "feature-dim must be a whole number from 1, got 0"),
         ({"device": "tpu"}, "device must be auto, cpu"),
         ({"precision": "float16"}, "precision must be one of float32, bfloat16, got 'float16'"),
     ],
 )
 def test_what_is_not_allowed_is_refused_at_construction(options: dict[str, Any], text: str) -> None:
-    with pytest.raises(ConfigError, match=text):
+    with pytest.raises((ConfigError, DataError), match=text):
         Experiment(**{**SMALL, **options})
 
 
@@ -357,6 +397,18 @@ def test_what_is_not_allowed_is_refused_at_construction(options: dict[str, Any],
         ({"partition": "dirichlet"}, "dirichlet"),
         ({"partition": "pathological:99"}, "99"),
         ({"clients": 5000}, "5000"),
+        (
+            {"classes": "9-11"},
+            r"data set 'digits': classes must be among the data set's 0 \.\. 9, got '9-11'",
+        ),
+        (
+            {"client_samples": 999, "limit": None},
+            "client-samples=999 needs 3996 training samples for clients=3 and their test splits, but .* 1079",
+        ),
+        (
+            {"dataset": "mnist", "hold_back": 9},
+            'hold-back=9 needs public="mnist": otherwise mnist holds nothing',
+        ),
         ({"imbalance": 50}, "imbalance factor 50 needs at least 50 samples of class 0 for one of class 9"),
     ],
 )
