@@ -32,7 +32,7 @@ from flwr_kd.testing.outcomes import (
     sent_payload,
 )
 from flwr_kd.testing.payload_mutations import encode, payload_of
-from flwr_kd.testing.recording import CLIENTS, HOSTILE, Case, case_of, cases, recorded
+from flwr_kd.testing.recording import CLIENTS, HOSTILE, Case, Scene, case_of, cases, recorded
 from flwr_kd.transport.inline_grid import InlineGrid
 
 SLOW_TIER = 500
@@ -77,12 +77,21 @@ def test_the_method_passes_with_mutations(name: str, check: str, mutations: int)
 # ---------------------------------------------------------------------- counts
 
 
+def with_bound(scene: Scene, bound: int) -> Scene:
+    """Return a scene with ``max_examples``, whose hostile client said 2^53 - 1 in the handshake."""
+    strategy = copy.deepcopy(scene.strategy)
+    strategy.max_examples = bound
+    nodes = strategy.current_run.roster.nodes
+    liar = node_of(scene).node_id
+    nodes[liar] = replace(nodes[liar], num_examples=2**53 - 1)
+    return replace(scene, strategy=strategy)
+
+
 @pytest.mark.parametrize("name", AVERAGING)
 def test_a_claimed_count_weighs_no_more_than_max_examples(name: str) -> None:
     """24, 2^53, 26 and 27 samples with max_examples=100: the malicious client's share is 100/177, not all."""
     scene = recorded(Case(name)).scenes[2, "train"]
-    capped = replace(scene, strategy=copy.deepcopy(scene.strategy))
-    capped.strategy.max_examples = 100
+    capped = with_bound(scene, 100)
     replies: list[Message | None] = list(honest(scene))
     content = fresh(scene.answers[HOSTILE])
     content.metric_records[COUNT]["num_examples"] = 2**53
@@ -100,14 +109,13 @@ def test_a_claimed_count_weighs_no_more_than_max_examples(name: str) -> None:
         others = sum(w * models[k][i] for k, w in ((0, 24), (2, 26), (3, 27)))
         np.testing.assert_allclose(got, (others + 100 * 177) / 177, rtol=1e-6)
     assert [line for line in result.lines if "max_examples" in line] == [
-        f"{node_of(scene)} claims {2**53} samples, and counts as 100 (max_examples)"
+        f"{node_of(scene)} claims {2**53} samples, and counts as 100: the bound is max_examples=100"
     ]
 
 
 def test_claimed_class_counts_weigh_no_more_than_max_examples() -> None:
     scene = recorded(Case("fedproto")).scenes[2, "train"]
-    capped = replace(scene, strategy=copy.deepcopy(scene.strategy))
-    capped.strategy.max_examples = 100
+    capped = with_bound(scene, 100)
     true = sent_payload(scene)
     arrays, scalars = payload_parts(true)
     lie = {**arrays, "counts": np.full(4, 2**40), "prototypes": np.full((4, 8), 118, np.float32)}

@@ -31,7 +31,7 @@ from flwr_kd.results.files import check_free
 from flwr_kd.results.provenance import versions
 from flwr_kd.results.schema import Comparison, RunResult
 from flwr_kd.server.records import KDResult
-from flwr_kd.server.strategy import MAX_EXAMPLES, KDStrategy
+from flwr_kd.server.strategy import KDStrategy
 from flwr_kd.text import unknown_name
 from flwr_kd.wording import Interface, speak
 
@@ -279,7 +279,7 @@ def strategy_options(context: Context) -> dict[str, Any]:
     ``min-nodes``        ``min_available_nodes``              2
     ``min-train-nodes``  ``min_train_nodes``                  1
     ``max-void-rounds``  ``max_void_rounds``                  3
-    ``max-examples``     ``max_examples``                     1,000,000
+    ``max-examples``     ``max_examples``; None if 0          0
     ``checkpoint-dir``   ``checkpoint_dir``; None if empty    empty
     ``resume``           ``resume``                           false
     ``cores``            ``cores``; all of them if 0          0
@@ -305,7 +305,8 @@ def strategy_options(context: Context) -> dict[str, Any]:
         "min_available_nodes": _whole(context, "min-nodes", 2),
         "min_train_nodes": _whole(context, "min-train-nodes", 1),
         "max_void_rounds": _whole(context, "max-void-rounds", 3),
-        "max_examples": _whole(context, "max-examples", MAX_EXAMPLES),
+        # A run config has no None; 0 means that the bound follows from the clients.
+        "max_examples": _whole(context, "max-examples", 0, least=0) or None,
         "checkpoint_dir": folder,
         "resume": resume,
         "cores": _cores(context),

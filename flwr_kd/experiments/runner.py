@@ -137,6 +137,8 @@ def run(
         seed=experiment.seed,
         fraction_train=experiment.fraction_train,
         min_available_nodes=experiment.clients,
+        # Known here, so that no honest client is cut, however unequal the parts are.
+        max_examples=max(len(train) for train, _ in splits),
         on_round=_noting(folder, on_round),
         checkpoint_dir=checkpoint_dir,
         checkpoint_seconds=CHECKPOINT_SECONDS,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -19,9 +20,16 @@ from flwr_kd.transport import flower_records
 from flwr_kd.transport.delivery import lifetime, pauses, reason_of, receive
 from flwr_kd.transport.payload import PayloadError
 
-__all__ = ["Roster", "draw"]
+__all__ = ["MEDIANS", "Roster", "draw"]
 
 T = TypeVar("T")
+MEDIANS = 10
+"""Default of ``max_examples``, in medians of the clients' sample counts.
+
+Ten leaves honest clients what they have: the largest of ten parts by Dirichlet(0.1) is beyond it in 3 of 1,000
+draws, by Dirichlet(0.3) in none. One of ten clients of equal sizes has at most 10/19 of the weight.
+"""
+_NO_BOUND = 2**53
 _HANDSHAKE_SECONDS, _SOONEST_HANDSHAKE, _LATEST_HANDSHAKE = 120.0, 1.0, 3600.0
 _GRACE_SECONDS = 60.0
 _TRIES = 3
@@ -69,6 +77,16 @@ class Roster:
         self._logged: set[tuple[int, str]] = set()
         self._doubles: set[int] = set()
         self._tied = False
+
+    @property
+    def most_examples(self) -> int:
+        """The largest believable number of training samples: 10 times the median of all accepted clients.
+
+        Of an even number of clients it is the lower of the two medians, so that one of two cannot raise it. Clients
+        without samples are not counted. Where no client has any, there is no bound.
+        """
+        counts = [node.num_examples for node in self._known.values() if node.num_examples]
+        return MEDIANS * statistics.median_low(counts) if counts else _NO_BOUND
 
     def common(
         self,

@@ -17,6 +17,7 @@ from flwr_kd.transport import flower_records
 from flwr_kd.transport.delivery import Delivered, reason_of
 from flwr_kd.transport.payload import Payload, PayloadError, PayloadT
 from flwr_kd.transport.template import ArrayTemplate
+from flwr_kd.wording import option
 
 __all__ = [
     "Replies",
@@ -116,7 +117,10 @@ class ReplyRules(Protocol):
     reply_payloads: ClassVar[Mapping[str, type[Payload]]]
     reply_arrays: ClassVar[frozenset[str]]
     reply_metrics: ClassVar[frozenset[str]]
-    max_examples: int
+
+    @property
+    def max_examples(self) -> int:
+        """Return the largest sample count with which a client is weighted."""
 
     def template_of(self, node: Node) -> ArrayTemplate:
         """Return names and shapes of a client's arrays."""
@@ -176,7 +180,9 @@ class ReplyChecker:
         return reply
 
     def read(self, phase: str, node: Node, message: Message, stats: RoundStats) -> Reply[Any]:
-        """Return a message's checked reply, its sample count capped at ``max_examples``.
+        """Return a message's checked reply, its sample count capped at the handshake's and at ``max_examples``.
+
+        The method's own check gets the count without ``max_examples``, by which nothing is refused.
 
         Raises
         ------
@@ -188,15 +194,28 @@ class ReplyChecker:
         arrays = self._arrays(phase, node, raw.arrays)
         payload = self._payload(phase, node, raw.payload)
         self._check_metrics(raw.metrics)
-        reply: Reply[Any] = Reply(node, arrays, raw.num_examples, raw.metrics, payload)
+        believed = min(raw.num_examples, node.num_examples)
+        reply: Reply[Any] = Reply(node, arrays, believed, raw.metrics, payload)
         self._rules.check_reply(phase, reply)
         most = self._rules.max_examples
-        if raw.num_examples > most and node.key not in self.capped:
+        if raw.num_examples > min(believed, most) and node.key not in self.capped:
             self.capped.add(node.key)
-            log(
-                WARNING, "%s claims %d samples, and counts as %d (max_examples)", node, raw.num_examples, most
-            )
-        return replace(reply, num_examples=min(raw.num_examples, most))
+            self._warn_of_count(node, raw.num_examples, most)
+        return replace(reply, num_examples=min(believed, most))
+
+    def _warn_of_count(self, node: Node, claimed: int, most: int) -> None:
+        if most < node.num_examples:
+            why = f"the bound is {option('max_examples', most)}"
+        else:
+            why = f"it said {node.num_examples} in the handshake"
+        log(
+            WARNING,
+            "%s claims %d samples, and counts as %d: %s",
+            node,
+            claimed,
+            min(most, node.num_examples),
+            why,
+        )
 
     def _arrays(self, phase: str, node: Node, arrays: list[NDArray]) -> list[NDArray]:
         if phase in self._rules.reply_arrays:
@@ -266,13 +285,14 @@ def evaluations(
 ) -> list[tuple[int, dict[str, float]]]:
     """Return the sample count, loss and metrics of each client that evaluated the global model.
 
-    A reply that cannot be used counts as a failure; see :func:`read_evaluations`.
+    A reply that cannot be used counts as a failure; see :func:`read_evaluations`. A client counts for no more test
+    samples than it said in the handshake, and for no more than ``max_examples``.
     """
 
     def failed() -> None:
         stats.failures += 1
 
     return [
-        (min(reply.num_examples, max_examples), {"loss": reply.loss, **reply.metrics})
-        for _, reply in read_evaluations(delivered, failed=failed)
+        (min(reply.num_examples, node.num_test_examples, max_examples), {"loss": reply.loss, **reply.metrics})
+        for node, reply in read_evaluations(delivered, failed=failed)
     ]

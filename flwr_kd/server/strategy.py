@@ -30,11 +30,9 @@ from flwr_kd.transport.payload import MAX_PAYLOAD_BYTES, Payload, PayloadT
 from flwr_kd.transport.template import ArrayTemplate, GivenNames
 from flwr_kd.wording import assignment, begin_run
 
-__all__ = ["MAX_EXAMPLES", "KDStrategy"]
+__all__ = ["KDStrategy"]
 
 T = TypeVar("T")
-MAX_EXAMPLES = 1_000_000
-"""Default of ``max_examples``, the largest sample count with which a client is weighted."""
 
 
 class KDStrategy(FlowerLoop, Generic[ConfigT, PayloadT]):
@@ -63,9 +61,10 @@ class KDStrategy(FlowerLoop, Generic[ConfigT, PayloadT]):
         and samples can need.
     max_void_rounds : int
         Number of void rounds in a row that ends the run with :class:`VoidRoundsError`.
-    max_examples : int
-        Largest sample count with which a client is weighted. Clients claim their counts, and nothing proves them:
-        choose the largest that one of yours can have.
+    max_examples : int, optional
+        Largest sample count with which a client is weighted. If None, it is 10 times the median of what the clients
+        said in the handshake. A client never counts for more than it said in the handshake. Nothing proves these
+        counts: choose the largest that a client of yours can have.
     checkpoint_dir : path, optional
         Folder to which arrays and the method's state are written after every round that is not void.
     resume : bool
@@ -135,7 +134,7 @@ class KDStrategy(FlowerLoop, Generic[ConfigT, PayloadT]):
         seed: int = 0,
         max_payload_bytes: int = MAX_PAYLOAD_BYTES,
         max_void_rounds: int = 3,
-        max_examples: int = MAX_EXAMPLES,
+        max_examples: int | None = None,
         checkpoint_dir: str | Path | None = None,
         resume: bool = False,
         checkpoint_seconds: float = 0.0,
@@ -168,7 +167,8 @@ class KDStrategy(FlowerLoop, Generic[ConfigT, PayloadT]):
         whole_number("min_available_nodes", min_available_nodes, 1, 2**31)
         whole_number("max_void_rounds", max_void_rounds, 1, 2**31)
         whole_number("max_payload_bytes", max_payload_bytes, 1, 2**31 - 2**20)
-        whole_number("max_examples", max_examples, 1, 2**53)
+        if max_examples is not None:
+            whole_number("max_examples", max_examples, 1, 2**53)
         number("checkpoint_seconds", checkpoint_seconds, 0)
         self.cores = available_cores() if cores is None else whole_number("cores", cores, 1, 2**31)
         if resume and checkpoint_dir is None:
@@ -179,7 +179,7 @@ class KDStrategy(FlowerLoop, Generic[ConfigT, PayloadT]):
         self.min_train_nodes, self.min_available_nodes = min_train_nodes, min_available_nodes
         self.min_evaluate_nodes = min_evaluate_nodes
         self.seed, self.max_payload_bytes = seed, max_payload_bytes
-        self.max_void_rounds, self.max_examples = max_void_rounds, max_examples
+        self.max_void_rounds, self.given_max_examples = max_void_rounds, max_examples
         self.checkpoint_dir = None if checkpoint_dir is None else Path(checkpoint_dir)
         self.resume, self.on_round, self.checkpoint_seconds = resume, on_round, checkpoint_seconds
         self.template = ArrayTemplate()
@@ -325,6 +325,16 @@ class KDStrategy(FlowerLoop, Generic[ConfigT, PayloadT]):
         return {}
 
     # ------------------------------------------------------------------ help for hooks
+
+    @property
+    def max_examples(self) -> int:
+        """Largest sample count with which a client is weighted: the option, else by the handshakes."""
+        given = self.given_max_examples
+        return self.current_run.roster.most_examples if given is None else given
+
+    @max_examples.setter
+    def max_examples(self, value: int | None) -> None:
+        self.given_max_examples = value
 
     def common(
         self,

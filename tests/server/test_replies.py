@@ -22,7 +22,7 @@ from flwr_kd.server.records import Node, Reply, VoidRoundsError
 from flwr_kd.server.replies import Replies, TooFewReplies
 from flwr_kd.server.strategy import KDStrategy
 from flwr_kd.strategies.fedavg import FedAvg, FedAvgClient
-from flwr_kd.strategies.fedproto import FedProto, FedProtoClient
+from flwr_kd.strategies.fedproto import FedProto, FedProtoClient, Prototypes
 from flwr_kd.testing.faults import Fault
 from flwr_kd.transport.delivery import lifetime
 from flwr_kd.transport.inline_grid import InlineGrid
@@ -207,7 +207,13 @@ def test_a_reply_whose_time_to_live_is_over_is_gone(federation: Any, monkeypatch
     assert [(r.participants, r.failures) for r in result.rounds] == [(0, 4), (4, 0)]
 
 
-def test_the_weight_that_a_client_claims_is_capped(federation: Any, flower_log: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("given", "counted", "why"),
+    [(None, 25, "it said 25 in the handshake"), (24, 24, "the bound is max_examples=24")],
+)
+def test_the_weight_that_a_client_claims_is_capped(
+    given: int | None, counted: int, why: str, federation: Any, flower_log: list[str]
+) -> None:
     fed = federation("fedavg", clients=3)
     models: list[list[np.ndarray]] = []
 
@@ -219,15 +225,45 @@ def test_the_weight_that_a_client_claims_is_capped(federation: Any, flower_log: 
             return super().aggregate_phase(phase, server_round, kept, arrays)
 
     weights: list[int] = []
-    strategy = Noting(max_examples=30, min_available_nodes=3, **QUICK)
+    strategy = Noting(max_examples=given, min_available_nodes=3, **QUICK)
     grid = InlineGrid(fed.app(), 3, faults={1: claiming(2**53)})
     result = strategy.start(grid, fed.initial(), num_rounds=2)
-    assert weights == [24, 30, 26, 24, 30, 26]
-    last = [np.average(np.float64(c), axis=0, weights=[24, 30, 26]) for c in zip(*models[3:], strict=True)]
+    honest = 26 if given is None else 24
+    assert weights == [24, counted, honest] * 2
+    last = [np.average(np.float64(c), axis=0, weights=weights[:3]) for c in zip(*models[3:], strict=True)]
     for found, expected in zip(result.arrays.to_numpy_ndarrays(), last, strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-7)
-    (line,) = flower_log
-    assert f"(partition 1) claims {2**53} samples, and counts as 30 (max_examples)" in line
+    line, *more = flower_log
+    assert f"(partition 1) claims {2**53} samples, and counts as {counted}: {why}" in line
+    # The third client has 26 samples, more than the option says that any has.
+    assert len(more) == (given is not None)
+
+
+def test_a_lie_in_the_handshake_weighs_no_more_than_ten_medians(
+    federation: Any, make_model: Any, make_blobs: Any
+) -> None:
+    """Three clients of 24, 10^12 and 26 samples: the second counts as 260, also for the classes that it knows."""
+    fed = federation("fedproto", clients=3)
+
+    class Liar(FedProtoClient):
+        def get_properties(self, config: Any) -> Any:
+            return {**super().get_properties(config), "num-examples": 10**12}
+
+        def fit(self, parameters: Any, config: Any) -> Any:
+            arrays, _, metrics = super().fit(parameters, config)
+            sent = Prototypes.from_bytes(metrics["payload"])
+            lie = replace(sent, counts=np.full_like(sent.counts, 10**9))
+            return arrays, 10**12, {**metrics, "payload": lie.to_bytes()}
+
+    def client_fn(context: Context) -> Any:
+        if context.node_config["partition-id"] != 1:
+            return fed.client_fn(context)
+        return Liar(make_model(), make_blobs(25, 1), make_blobs(8, 101), context=context).to_client()
+
+    strategy = fed.strategy()
+    strategy.start(InlineGrid(ClientApp(client_fn=client_fn), 3), ArrayRecord(), num_rounds=1)
+    assert strategy.max_examples == 260
+    assert strategy.prototypes.counts.tolist() == [260 + 6 + n for n in (7, 7, 6, 6)]
 
 
 @pytest.mark.parametrize("name", ["fedproto", "fedhkd"])
