@@ -63,6 +63,9 @@ ASSUMPTIONS: tuple[str, ...] = (
     "the feature extractor does not depend on the sample in question: an extractor trained on it moves every "
     "sample's representation, and then the sensitivity of a mean is up to 2*bound, not 2*bound/count",
     "the class counts are public: neighbouring data sets have the same ones",
+    "the noise is secret: a deployed client draws it from the operating system's cryptographic source and sends "
+    "multiples of a step, so that floating point gives nothing away; a simulation draws it from the run's seed, "
+    "which protects nobody",
 )
 """Conditions under which the numbers of a :class:`Budget` hold."""
 

@@ -204,6 +204,8 @@ class SuperNode:
         self.environment = {"FLWR_HOME": str(self.folder / ".flwr")}
         self.state_dir = self.folder / "state"
         self.config.setdefault("state-dir", str(self.state_dir))
+        # A SuperNode has secret noise, whatever the run config says; runs here are compared with simulations.
+        self.config.setdefault("reproducible-noise", True)
         self._process: Process | None = None
 
     @property

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import secrets
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -28,7 +26,7 @@ class FedHKDClient(KDClient[FedHKDConfig]):
         See :class:`flwr_kd.KDClient`.
     reproducible_noise : bool
         Draw the noise from the run's seed, as a simulation needs. The server knows that seed and could subtract
-        the noise, so by default it is drawn from the operating system's randomness.
+        the noise, so by default it is secret: see :mod:`flwr_kd.secret_noise`.
     """
 
     config_class = FedHKDConfig
@@ -80,13 +78,8 @@ class FedHKDClient(KDClient[FedHKDConfig]):
             clip=config.clip if config.noise != "none" else math.inf,
         )
         if config.noise != "none":
-            generator = self._noise_generator(task)
+            generator = task.generator("noise") if self._reproducible_noise else None
             knowledge = add_noise(knowledge, sigma=config.sigma, clip=config.clip, generator=generator)
             if config.noise == "all":
                 knowledge = noise_predictions(knowledge, sigma=config.sigma, generator=generator)
         return pack(knowledge)
-
-    def _noise_generator(self, task: Task[FedHKDConfig]) -> torch.Generator:
-        if self._reproducible_noise:
-            return task.generator("noise")
-        return torch.Generator().manual_seed(secrets.randbits(63))

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from flwr_kd.learning.losses import safe_norm, soft_targets
-from flwr_kd.privacy import noise_std
+from flwr_kd.privacy import mean_sensitivity, noise_std
+from flwr_kd.secret_noise import lattice_noise
 
 from ..fedproto.functional import aggregate_means, check_features, class_index, class_means
 
@@ -105,7 +106,9 @@ def local_knowledge(
     return _only(shared, Knowledge(means.means, soft.means, means.counts))
 
 
-def add_noise(knowledge: Knowledge, *, sigma: float, clip: float, generator: torch.Generator) -> Knowledge:
+def add_noise(
+    knowledge: Knowledge, *, sigma: float, clip: float, generator: torch.Generator | None
+) -> Knowledge:
     r"""Add :math:`\chi(l) \sim \mathcal{N}(0, (2\zeta / N^j)^2 \sigma^2)` to each element (equation 7).
 
     Parameters
@@ -116,20 +119,20 @@ def add_noise(knowledge: Knowledge, *, sigma: float, clip: float, generator: tor
         σ, at least 0; 0 returns the same values.
     clip : float
         ζ, which with the counts gives the sensitivity (Lemma 1).
-    generator : torch.Generator
-        On the CPU; the draw does not depend on the knowledge's device.
+    generator : torch.Generator or None
+        On the CPU; the draw does not depend on the knowledge's device. None: the noise is secret, see
+        :func:`flwr_kd.secret_noise.lattice_noise`.
 
     Returns
     -------
     Knowledge
         Rows without knowledge stay zero; predictions and counts are unchanged.
     """
-    noise = _noise(knowledge.representations, knowledge.counts, clip, sigma, generator)
-    noisy = knowledge.representations + noise.to(knowledge.representations.dtype)
+    noisy = _noisy(knowledge.representations, knowledge.counts, clip, sigma, generator)
     return _only(knowledge.known, Knowledge(noisy, knowledge.predictions, knowledge.counts))
 
 
-def noise_predictions(knowledge: Knowledge, *, sigma: float, generator: torch.Generator) -> Knowledge:
+def noise_predictions(knowledge: Knowledge, *, sigma: float, generator: torch.Generator | None) -> Knowledge:
     r"""Add noise to the mean soft predictions, which the paper does not.
 
     By the argument of Lemma 1: elements lie in [0, 1], so one sample moves a mean by at most
@@ -142,8 +145,8 @@ def noise_predictions(knowledge: Knowledge, *, sigma: float, generator: torch.Ge
         Its representations and counts are unchanged.
     sigma : float
         σ, at least 0.
-    generator : torch.Generator
-        On the CPU.
+    generator : torch.Generator or None
+        On the CPU; None as in :func:`add_noise`.
 
     Returns
     -------
@@ -151,8 +154,8 @@ def noise_predictions(knowledge: Knowledge, *, sigma: float, generator: torch.Ge
         Rows without knowledge stay zero. A row without a positive element becomes uniform.
     """
     # [0, 1] is [-1/2, 1/2] shifted, so the bound is 1/2.
-    noise = _noise(knowledge.predictions, knowledge.counts, 0.5, sigma, generator)
-    noisy = (knowledge.predictions.double() + noise).clamp(min=0)
+    predictions = knowledge.predictions.double()
+    noisy = _noisy(predictions, knowledge.counts, 0.5, sigma, generator).clamp(min=0)
     total = noisy.sum(dim=1, keepdim=True)
     noisy = torch.where(total > 0, noisy / total.where(total > 0, 1.0), 1 / noisy.shape[1])
     noisy = noisy.to(knowledge.predictions.dtype)
@@ -249,11 +252,18 @@ def feature_loss(features: Tensor, labels: Tensor, representations: Tensor, know
     return distances.sum() / max(features.shape[0], 1)
 
 
-def _noise(means: Tensor, counts: Tensor, bound: float, sigma: float, generator: torch.Generator) -> Tensor:
-    """Draw the Gaussian mechanism's noise for class means ``[C, ...]``, in float64, on the CPU."""
+def _noisy(
+    means: Tensor, counts: Tensor, bound: float, sigma: float, generator: torch.Generator | None
+) -> Tensor:
+    """Return class means ``[C, ...]`` with the Gaussian mechanism's noise, which is drawn on the CPU in float64."""
+    present = counts.clamp(min=1).cpu().numpy()
+    if generator is None:
+        values = means.detach().cpu().double().numpy()
+        secret = lattice_noise(values, mean_sensitivity(present, bound), sigma)
+        return torch.from_numpy(secret).to(means)
     draw = torch.randn(means.shape, generator=generator, dtype=torch.float64)
-    std = torch.as_tensor(noise_std(counts.clamp(min=1).cpu().numpy(), bound, sigma), dtype=torch.float64)
-    return (draw * std.unsqueeze(1)).to(means.device)
+    std = torch.as_tensor(noise_std(present, bound, sigma), dtype=torch.float64)
+    return means + (draw * std.unsqueeze(1)).to(means)
 
 
 def _only(keep: Tensor, knowledge: Knowledge) -> Knowledge:

@@ -73,6 +73,19 @@ class TestAddNoise:
             assert noise.std().item() == pytest.approx(std, rel=4 / math.sqrt(2 * self.WIDTH))
             assert kstest(noise.numpy() / std, "norm").pvalue > 0.001
 
+    def test_secret_noise_has_the_same_distribution(self) -> None:
+        clean = self._knowledge([1, 0, 250])
+        noisy = add_noise(clean, sigma=7.0, clip=3.0, generator=None)
+        assert noisy.representations.dtype == torch.float64
+        for j, count in ((0, 1), (2, 250)):
+            std = oracle.noise_std(count, sigma=7.0, clip=3.0)
+            noise = noisy.representations[j] - clean.representations[j]
+            assert noise.std().item() == pytest.approx(std, rel=4 / math.sqrt(2 * self.WIDTH) + 0.002)
+            assert kstest(noise.numpy() / std, "norm").pvalue > 0.0001
+        assert noisy.representations[1].abs().max() == 0
+        rows = noise_predictions(clean, sigma=7.0, generator=None).predictions
+        torch.testing.assert_close(rows.sum(1), clean.known.double())
+
     def test_elements_are_independent(self) -> None:
         # Not one draw per class, nor the same draws for every class.
         clean = self._knowledge([4, 4])

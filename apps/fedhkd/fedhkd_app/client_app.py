@@ -4,6 +4,7 @@ from flwr.app import Context
 from flwr.client import Client
 from flwr.clientapp import ClientApp
 
+from flwr_kd.client.noise import reproducible_noise
 from flwr_kd.experiments.run_config import client_data
 from flwr_kd.strategies.fedhkd import FedHKDClient
 
@@ -11,8 +12,8 @@ from flwr_kd.strategies.fedhkd import FedHKDClient
 def client_fn(context: Context) -> Client:
     # Put your own model and data sets here. They must be the same for every message.
     model, train_set, test_set = client_data(context)
-    noise = bool(context.run_config["reproducible-noise"])
-    return FedHKDClient(model, train_set, test_set, context=context, reproducible_noise=noise).to_client()
+    seeded = reproducible_noise(context)
+    return FedHKDClient(model, train_set, test_set, context=context, reproducible_noise=seeded).to_client()
 
 
 app = ClientApp(client_fn=client_fn)
