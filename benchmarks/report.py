@@ -25,7 +25,17 @@ import numpy as np
 import overhead as overhead_program
 import remake
 import scale as scale_program
-from accuracy import DIGITS, FASHION, PARTS, SETTINGS, TARGET
+from accuracy import (
+    BASELINES_PARTS,
+    DIGITS,
+    FASHION,
+    LETTERS,
+    PAPERS_PARTS,
+    RATES,
+    SETTINGS,
+    SETTINGS_OF,
+    TARGET,
+)
 from PIL import Image
 from rich.console import Console
 
@@ -33,11 +43,12 @@ from flwr_kd import registry
 from flwr_kd.plotting.style import palette
 from flwr_kd.results import files, table
 from flwr_kd.results.schema import Comparison, RunResult
+from flwr_kd.results.statistics import Difference, paired_difference
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PICTURE = ROOT / "docs" / "accuracy.png"
-NAMES = {"digits": "digits", "fashion-mnist": "Fashion-MNIST"}
+NAMES = {"digits": "digits", "letters": "letters", "fashion-mnist": "Fashion-MNIST"}
 IN_PICTURE = tuple(name for name, method in registry.methods().items() if "picture" in method.benchmarks)
 SOURCE = "flwr-kd results"
 
@@ -91,8 +102,8 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     )
 
 
-def loaded(part: str) -> Comparison:
-    return files.load(RESULTS / "accuracy" / part)
+def loaded(part: str, group: str = "accuracy") -> Comparison:
+    return files.load(RESULTS / group / part)
 
 
 def document(name: str) -> dict[str, Any]:
@@ -160,7 +171,7 @@ HEADER = ("local %", "global %", "MB to 85 %", "s to 85 %")
 def of_methods(*names: str) -> str:
     """Return the table of a method's page: its rows in all parts, beside FedAvg's."""
     rows = []
-    for part, setting in PARTS.items():
+    for part, setting in PAPERS_PARTS.items():
         if not (RESULTS / "accuracy" / part).exists():
             continue
         label = f"{NAMES[setting['dataset']]}, `{setting['partition']}`"
@@ -195,6 +206,108 @@ def of_methods(*names: str) -> str:
         "s to it",
     )
     return f"{markdown(header, rows)}\n\n{ACCURACY} {made_with('accuracy')}"
+
+
+def local(run: RunResult) -> float | None:
+    """Return the clients' own models' accuracy on their test splits in the last round."""
+    return run.last["local_accuracy"]
+
+
+def on_clients(run: RunResult) -> float | None:
+    """Return the global model's accuracy on the clients' test splits, of a run whose clients adapted it."""
+    return run.rounds[-1].accuracy_before
+
+
+def globally(run: RunResult) -> float | None:
+    """Return the global model's accuracy on the common test set in the last round."""
+    return run.last["global_accuracy"]
+
+
+def by_seed(runs: Sequence[RunResult], value: Callable[[RunResult], float | None]) -> dict[int, float | None]:
+    return {run.seed: value(run) for run in runs}
+
+
+def points(difference: Difference | None) -> str:
+    """Write a difference in percentage points with its interval; bold where 0 is outside it."""
+    if difference is None or difference.interval is None:
+        return "–"
+    low, high = (f"{100 * limit:+.1f}" for limit in difference.interval)
+    text = f"{100 * difference.mean:+.1f} [{low}, {high}]".replace("-", "−")
+    return f"**{text}**" if difference.decided else text
+
+
+DIFFERENCES = (
+    "local %",
+    "over FedAvg's global model",
+    "over FedAvg, fine-tuned",
+    "global %",
+    "over FedAvg",
+)
+
+
+def against_fedavg(groups: dict[str, list[RunResult]], row: str) -> list[str]:
+    """Return a row's accuracies, and its differences to FedAvg and to FedAvg with fine-tuning."""
+    tuned = groups["fedavg-ft"]
+    mine = by_seed(groups[row], local)
+    whole = by_seed(groups[row], globally)
+    reference = None if row in ("fedavg", "fedavg-ft") else by_seed(groups["fedavg"], globally)
+    return [
+        percent(list(mine.values())),
+        points(paired_difference(mine, by_seed(tuned, on_clients))),
+        "–" if row == "fedavg-ft" else points(paired_difference(mine, by_seed(tuned, local))),
+        percent(list(whole.values())),
+        "–" if reference is None else points(paired_difference(whole, reference)),
+    ]
+
+
+def baselines(part: str) -> str:
+    """Return all rows of a part, beside FedAvg and FedAvg with fine-tuning."""
+    groups = loaded(part, "baselines").by_method()
+    rows = [[f"`{row}`", *against_fedavg(groups, row)] for row in groups]
+    whole = percent(list(by_seed(groups["fedavg-ft"], on_clients).values()))
+    rows.insert(0, ["FedAvg's global model", whole, *["–"] * (len(DIFFERENCES) - 1)])
+    return markdown(("method", *DIFFERENCES), rows)
+
+
+def baselines_of(*names: str) -> str:
+    """Return the table of a method's page: its rows in all new parts, beside FedAvg with fine-tuning."""
+    rows = []
+    for part, setting in BASELINES_PARTS.items():
+        groups = loaded(part, "baselines").by_method()
+        label = f"{NAMES[setting['dataset']]}, `{setting['partition']}`"
+        for name in dict.fromkeys(("fedavg", "fedavg-ft", *names)):
+            rows.append([label, f"`{name}`", *against_fedavg(groups, name)])
+    header = ("data, partition", "method", *DIFFERENCES)
+    return f"{markdown(header, rows)}\n\n{BASELINES} {own_settings(names)}".rstrip()
+
+
+def own_settings(names: Sequence[str]) -> str:
+    """Say which settings of the rows differ from the defaults beside those of the local training."""
+    said = [f"`{name}`: `{' '.join(SETTINGS_OF[name])}`." for name in names if name in SETTINGS_OF]
+    return " ".join(["Chosen on validation data:", *said]) if said else ""
+
+
+def baselines_side_by_side() -> str:
+    """Return the README's table: the local accuracy of every row in all new parts."""
+    parts = [loaded(part, "baselines").by_method() for part in BASELINES_PARTS]
+    header = [
+        f"{NAMES[setting['dataset']]}, `{setting['partition']}`" for setting in BASELINES_PARTS.values()
+    ]
+    first = [
+        "FedAvg's global model",
+        *(percent([*by_seed(p["fedavg-ft"], on_clients).values()]) for p in parts),
+    ]
+    rows = [
+        [f"`{row}`", *(percent([*by_seed(part[row], local).values()]) for part in parts)] for row in parts[0]
+    ]
+    return f"{markdown(('method', *header), [first, *rows])}\n\n{made_with('baselines')}"
+
+
+BASELINES = (
+    f"10 clients, {LETTERS['rounds']} rounds of the MLP on all digits and on {LETTERS['limit']:,} letters; 5 local "
+    f"epochs of Adam (SGD where a method fixes it) with a rate of {RATES['digits']} on digits and "
+    f"{RATES['letters']} on letters, batches of 32; seeds 0 to 2."
+)
 
 
 def overhead() -> str:

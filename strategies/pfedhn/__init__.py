@@ -49,7 +49,7 @@ def _register(name: str, client: str, paper: str, exchanged: str, letter: str) -
             exchanged=exchanged,
             leaves_client="how it changed the weights that it received, in effect its weights",
             reaches_others="weights made by a hypernetwork that is trained on all clients' changes",
-            benchmarks=(),
+            benchmarks=("accuracy",) if name == "pfedhn" else (),
             global_model=False,
             server_device=True,
             sent=(

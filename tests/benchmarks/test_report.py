@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 import re
@@ -10,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import ClassVar
 
 import pytest
 
@@ -164,17 +166,133 @@ def test_what_is_missing_is_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     assert made == {"fedhyb-tail-10.json": '"tail-10"', "fedhyb-tail-100.json": '"tail-100"'}
 
 
-NOT_COMPARED = {"pfedhn"}
-"""Folders of methods that the comparison does not have yet."""
-
-
-def test_the_side_by_side_methods_are_those_of_the_papers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rows_are_the_methods_of_the_papers(monkeypatch: pytest.MonkeyPatch) -> None:
     accuracy = program("accuracy", monkeypatch)
+    rows = {row for _, group in accuracy.GROUPS.values() for row in group}
+    assert rows == set(accuracy.METHODS) | set(accuracy.VARIANTS)
     assert set(accuracy.METHODS) <= set(registry.methods())
     # The rest are ablations and variants, on their methods' pages; each folder has one method that is compared.
     folders = {method.strategy_path.split(".")[2] for method in registry.methods().values()}
-    compared = {registry.get(name).strategy_path.split(".")[2] for name in accuracy.METHODS}
-    assert folders == compared | NOT_COMPARED
-    assert not compared & NOT_COMPARED
-    left_out = set(registry.methods()) - set(accuracy.METHODS)
-    assert {"fedhkd-star", "fedhyb-1", "sim-pfl", "ktpfl-weights"} <= left_out
+    assert folders == {registry.get(name).strategy_path.split(".")[2] for name in accuracy.METHODS}
+    left_out = set(registry.methods()) - rows
+    assert {"fedhkd-star", "fedhyb-1", "sim-pfl", "ktpfl-weights", "heur-fedamp"} <= left_out
+
+
+def test_a_rows_settings_are_those_of_all_then_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    accuracy = program("accuracy", monkeypatch)
+    moon = accuracy.entry("moon", "0.125", ("contrastive-mu=5",))
+    assert (moon.name, moon.config.batch_size, moon.config.contrastive_mu) == ("moon", 32, 5)
+    assert moon.config.learning_rate == 0.125
+    assert accuracy.entry("fedmd", "0.125", ()).config.distill_learning_rate == 0.125
+    # Per-FedAvg fixes SGD, and has no Adam to set.
+    per_fedavg = accuracy.entry("per-fedavg", "0.125", ("learning-rate=0.25",)).config
+    assert (per_fedavg.local_epochs, per_fedavg.optimizer, per_fedavg.learning_rate) == (5, "sgd", 0.25)
+    variant = accuracy.entry("fedamp-distance", "0.125", ())
+    assert (variant.name, variant.method.name, variant.config.attention) == (
+        "fedamp-distance",
+        "fedamp",
+        "distance",
+    )
+
+
+def test_differences_are_to_fedavg_and_to_it_with_fine_tuning(monkeypatch: pytest.MonkeyPatch) -> None:
+    report = program("report", monkeypatch)
+
+    def runs(method: str, *values: tuple[float, float | None, float | None]) -> list[RunResult]:
+        return [
+            RunResult(
+                method,
+                seed,
+                (
+                    RoundResult(
+                        1,
+                        local,
+                        whole,
+                        None,
+                        1,
+                        1,
+                        1.0,
+                        1,
+                        0,
+                        accuracy_before=before,
+                        clients={"0": {"local_accuracy": local}},
+                    ),
+                ),
+            )
+            for seed, (local, whole, before) in enumerate(values)
+        ]
+
+    groups = {
+        "fedavg": runs("fedavg", (0.5, 0.25, None), (0.75, 0.5, None)),
+        "fedavg-ft": runs("fedavg-ft", (0.625, 0.25, 0.375), (0.75, 0.5, 0.5)),
+        "moon": runs("moon", (0.875, 0.5, None), (1.0, 0.75, None)),
+        "fedamp": runs("fedamp", (0.875, None, None), (0.875, None, None)),
+    }
+    # Both differences are 25 points on the common test set, and on the clients those to 37.5 % and 50 %.
+    assert report.against_fedavg(groups, "moon") == [
+        "93.8 ± 8.8",
+        "**+50.0 [+50.0, +50.0]**",
+        "**+25.0 [+25.0, +25.0]**",
+        "62.5 ± 17.7",
+        "**+25.0 [+25.0, +25.0]**",
+    ]
+    fedamp = report.against_fedavg(groups, "fedamp")
+    assert fedamp[1] == "+43.8 [−35.7, +123.2]"
+    assert fedamp[3:] == ["–", "–"]
+    assert [report.against_fedavg(groups, name)[4] for name in ("fedavg", "fedavg-ft")] == ["–", "–"]
+
+
+def test_a_search_looks_at_no_test_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    search = program("search", monkeypatch)
+    part = search.BASELINES_PARTS["digits-pathological"]
+    experiment = search.Experiment.from_options(search.options_of(part), search.SEED)
+    labels = search.bundle_of(experiment).train.y
+    for (fit, held), (train, test) in zip(
+        search.held_out(experiment), search.client_splits(experiment), strict=True
+    ):
+        assert {*fit.tolist(), *held.tolist()} == {*train.tolist()}
+        assert not {*held.tolist()} & {*fit.tolist(), *test.tolist()}
+        assert 0.2 < len(held) / len(train) < 0.3
+        assert set(labels[held].tolist()) == set(labels[test].tolist())
+
+
+def test_a_search_measures_on_what_it_holds_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    search = program("search", monkeypatch)
+    seen = []
+
+    class Result:
+        last: ClassVar = {"local_accuracy": 0.5}
+
+    def run(method: object, experiment: object, config: object) -> type[Result]:
+        seen.append((search.runner.client_splits(experiment), config))
+        return Result
+
+    monkeypatch.setattr(search.runner, "run", run)
+    settings = ["local-epochs=1", "learning-rate=0.0625"]
+    assert search.validated("digits-pathological", "pfedme", settings) == 0.5
+    ((splits, config),) = seen
+    part = search.BASELINES_PARTS["digits-pathological"]
+    experiment = search.Experiment.from_options(search.options_of(part), search.SEED)
+    assert splits is search.held_out(dataclasses.replace(experiment, model="mlp"))
+    assert (config.local_epochs, config.learning_rate) == (1, 0.0625)
+    # The runner's own are back.
+    assert search.runner.client_splits is search.client_splits
+
+
+def test_the_best_cell_of_a_search_and_whether_it_is_at_an_edge(monkeypatch: pytest.MonkeyPatch) -> None:
+    search = program("search", monkeypatch)
+    grid = (("x=1",), ("x=2",), ("x=3",))
+    monkeypatch.setattr(search, "GRIDS", {"a": grid, "b": grid})
+    values = {"a": ((0.25, 0.5), (0.75, 0.5), (1.0, None)), "b": ((0.25, 0.5), (0.125, 0.5), (0.5, 0.5))}
+    found = [
+        {"row": row, "settings": list(settings), "part": part, "validation_accuracy": value}
+        for row, cells in values.items()
+        for settings, pair in zip(grid, cells, strict=True)
+        for part, value in zip(search.PARTS, pair, strict=True)
+        if value is not None
+    ]
+    # The third cell of a is not measured on both data sets yet.
+    assert search.best(found) == {
+        "a": {"settings": ["x=2"], "mean": 0.625, "at_an_edge": False},
+        "b": {"settings": ["x=3"], "mean": 0.5, "at_an_edge": True},
+    }

@@ -412,6 +412,20 @@ def test_teachers_and_generators_that_are_not_finite_are_left_out(flower_log: li
     )
 
 
+def test_an_error_of_the_distillation_is_not_swallowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Caught, it would turn the method into FedAvg without a word."""
+
+    def fails(*args: Any) -> None:
+        raise RuntimeError("a fault")
+
+    strategy = begun()
+    replies = [reply_of(0, np.full(16, 0.5), strategy, net(1))]
+    monkeypatch.setattr("flwr_kd.strategies.dafkd.strategy.distil_student", fails)
+    strategy.aggregate_phase("train", 1, replies, None)
+    with pytest.raises(RuntimeError, match="a fault"):
+        strategy.aggregate_phase("train", 2, replies, None)
+
+
 def test_scores_that_cannot_be_are_refused() -> None:
     with pytest.raises(PayloadError, match=r"'scores' must be in \[0, 1\], got"):
         DiscriminatorScores(np.float32([0.2, 1.2]))

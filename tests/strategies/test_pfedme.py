@@ -270,6 +270,11 @@ def test_beta_is_for_parameters_alone(beta: float, weighting: str, mean: float) 
     assert [found[name].dtype for name in ("w", "v", "n")] == [np.float32, np.float32, np.int64]
 
 
+def test_by_default_the_new_global_model_is_the_clients_mean() -> None:
+    """With a β of 0, a default in public code, it would stay the initial one."""
+    np.testing.assert_allclose(aggregated()["w"], [7 / 3, -2.0], rtol=1e-6)
+
+
 def test_a_lone_client_does_not_decide_what_is_a_buffer() -> None:
     old = ArrayRecord({"w": torch.zeros(2), "v": torch.zeros(1), "n": torch.tensor(0)})
     strategy = PFedMe(beta=2.0)
