@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-__all__ = ["DATASETS", "MODELS", "PARTITIONS"]
+__all__ = ["DATASETS", "FEATURE_LAYERS", "MODELS", "PARTITIONS", "PREDICTORS"]
 
 DATASETS: Mapping[str, str] = MappingProxyType(
     {
@@ -50,17 +50,39 @@ MODELS: Mapping[str, str] = MappingProxyType(
         "mlp": "any numbers: a hidden layer of 200, 64 features",
         "mlp4": "any numbers: three hidden layers of 200, 200 features",
         "resnet10": "images from 4×4: FedDKC's, split after the stem, 4 blocks in the predictor",
+        "resnet10-pooled": "images from 4×4: resnet10 with max pooling, whose features are a quarter as large",
         "resnet12": "images from 4×4: FedDKC's, split after the stem, 5 blocks in the predictor",
-        "resnet18": "images from 8×8: torchvision's, 64 features",
+        "resnet12-pooled": "images from 4×4: resnet12 with max pooling, whose features are a quarter as large",
+        "resnet18": "images from 8×8: torchvision's, 64 features of both signs",
         "resnet2": "images from 4×4: FedDKC's, split after the stem, no block in the predictor",
+        "resnet2-pooled": "images from 4×4: resnet2 with max pooling, whose features are a quarter as large",
         "resnet32": "images from 4×4: ResNet for CIFAR (He et al. 2016), 3 stages of 5 blocks, 64 features",
         "resnet4": "images from 4×4: FedDKC's, split after the stem, 1 block in the predictor",
+        "resnet4-pooled": "images from 4×4: resnet4 with max pooling, whose features are a quarter as large",
         "resnet6": "images from 4×4: FedDKC's, split after the stem, 2 blocks in the predictor",
+        "resnet6-pooled": "images from 4×4: resnet6 with max pooling, whose features are a quarter as large",
         "resnet8": "images from 4×4: ResNet for CIFAR (He et al. 2016), 3 stages of 1 block, 64 features",
-        "shufflenet": "images from 8×8: torchvision's ShuffleNetV2 x1.0, 32 features",
+        "shufflenet": "images from 8×8: torchvision's ShuffleNetV2 x1.0, 32 features of both signs",
     }
 )
 """Names that :func:`flwr_kd.models.build_model` accepts."""
+
+FEATURE_LAYERS: Mapping[str, str] = MappingProxyType(
+    {
+        "relu": "a Linear and a ReLU: features are never negative",
+        "linear": "a Linear: features have both signs",
+        "batchnorm": "a Linear and a BatchNorm without scale and shift: features have mean 0 and variance 1",
+    }
+)
+"""How the extractor of a model of :func:`flwr_kd.models.build_model` may end."""
+
+PREDICTORS: Mapping[str, str] = MappingProxyType(
+    {
+        "bottleneck": "bottleneck blocks: 167,306 parameters for 10 classes, as FedDKC's paper prints",
+        "basic": "the stages of ResNet20: 272,010 parameters",
+    }
+)
+"""Kinds of :func:`flwr_kd.models.build_predictor`."""
 
 PARTITIONS: Mapping[str, str] = MappingProxyType(
     {

@@ -19,9 +19,20 @@ from typing_extensions import TypeVar
 from flwr_kd.checks import ConfigError, Scalar, allowed, checked
 from flwr_kd.text import similar, unknown_name
 
-__all__ = ["ConfigT", "LocalStepsConfig", "MethodConfig", "StepsConfig", "hyper", "meant"]
+__all__ = [
+    "KNOWLEDGE",
+    "ConfigT",
+    "LocalStepsConfig",
+    "MethodConfig",
+    "StepsConfig",
+    "hyper",
+    "knowledge_control",
+    "meant",
+]
 
 PARTS = ("model", "head")
+KNOWLEDGE = ("own", "uniform", "permuted")
+"""What may be learned from: a method's own knowledge, or one of two controls without knowledge."""
 # Names that other libraries and papers' code use, without separators, for what has another name here.
 _USUAL = {
     "learning_rate": "lr eta etal clientlr locallr baselr initlr lrate stepsize",
@@ -70,6 +81,14 @@ def hyper(
         "choices": choices,
     }
     return field(default=default, metadata=metadata)
+
+
+def knowledge_control(help: str) -> Any:
+    """Declare the choice between a method's knowledge and controls without it; ``help`` says whose and of what.
+
+    The values are those of :data:`KNOWLEDGE`; :mod:`flwr_kd.learning.controls` has the maths.
+    """
+    return hyper("own", help, choices=KNOWLEDGE)
 
 
 def _kebab(name: str) -> str:

@@ -9,12 +9,13 @@ import pytest
 
 from flwr_kd import catalogue
 from flwr_kd.data import DataError, load, loading, partition
-from flwr_kd.models.networks import ARCHITECTURES, SPLIT_BLOCKS
+from flwr_kd.models.networks import ARCHITECTURES, PREDICTORS, SPLIT_MODELS
 
 
 def test_the_names_are_those_of_the_code() -> None:
     assert list(catalogue.DATASETS) == [*loading._LOADERS, "csv:PATH"]
-    assert list(catalogue.MODELS) == sorted([*ARCHITECTURES, *SPLIT_BLOCKS])
+    assert list(catalogue.MODELS) == sorted([*ARCHITECTURES, *SPLIT_MODELS])
+    assert list(catalogue.PREDICTORS) == list(PREDICTORS)
     labels = np.repeat(np.arange(4), 600)
     values = {"ALPHA": "0.5", "K": "2", "[:MANY]": "", "[:EACH]": ":30"}
     for form in catalogue.PARTITIONS:
@@ -22,7 +23,16 @@ def test_the_names_are_those_of_the_code() -> None:
         assert len(partition(labels, spec, num_clients=2, seed=0)) == 2
 
 
-@pytest.mark.parametrize("names", [catalogue.DATASETS, catalogue.MODELS, catalogue.PARTITIONS])
+@pytest.mark.parametrize(
+    "names",
+    [
+        catalogue.DATASETS,
+        catalogue.FEATURE_LAYERS,
+        catalogue.MODELS,
+        catalogue.PARTITIONS,
+        catalogue.PREDICTORS,
+    ],
+)
 def test_each_name_has_one_short_line(names: dict[str, str]) -> None:
     assert all(text and "\n" not in text and len(text) <= 90 for text in names.values())
 

@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from flwr_kd import registry
+from flwr_kd.catalogue import FEATURE_LAYERS
 from flwr_kd.checks import ConfigError, checked, number, share, whole_number
 from flwr_kd.data import (
     DataSpec,
@@ -85,6 +86,8 @@ class Experiment(ExperimentOptions):
                 raise ConfigError(unknown_name("model", name, MODELS))
         if self.feature_dim is not None:
             whole_number("feature-dim", self.feature_dim, 1)
+        if self.feature_layer is not None and self.feature_layer not in FEATURE_LAYERS:
+            raise ConfigError(unknown_name("feature layer", self.feature_layer, FEATURE_LAYERS))
         share("fraction-train", self.fraction_train, open_low=True)
         if self.imbalance is not None:
             number("imbalance", self.imbalance, 1)
@@ -187,6 +190,7 @@ class Experiment(ExperimentOptions):
                 num_classes=bundle.num_classes,
                 seed=derive_seed(self.seed, "model", name),
                 feature_dim=self.feature_dim,
+                feature_layer=self.feature_layer,
                 vocabulary=bundle.vocabulary,
             )
         except ValueError as error:
@@ -195,7 +199,8 @@ class Experiment(ExperimentOptions):
     def model_key(self, index: int = 0) -> Hashable:
         """Return everything that :meth:`build_model` depends on."""
         data = DataOptions.part_of(self)
-        return self.models[index % len(self.models)], self.feature_dim, self.seed, self.own, data
+        features = self.feature_dim, self.feature_layer
+        return self.models[index % len(self.models)], features, self.seed, self.own, data
 
 
 def _check_address(address: str, backend: str) -> None:

@@ -124,6 +124,8 @@ class ExperimentOptions(DataOptions):
         clients in turn; for methods that allow heterogeneous models. The method's own if None.
     feature_dim : int, optional
         D; each model's own if None.
+    feature_layer : str, optional
+        How the models' extractors end, see :func:`flwr_kd.models.build_model`; each model's own if None.
     fraction_train : float
         Share of the clients drawn per round.
     backend : str
@@ -171,6 +173,11 @@ class ExperimentOptions(DataOptions):
         "own if not set",
     )
     feature_dim: int | None = option(None, "size of the representation; the model's own if not set")
+    feature_layer: str | None = option(
+        None,
+        "how the extractor ends: relu, linear or batchnorm; the last two give features of both signs; the "
+        "model's own if not set",
+    )
     fraction_train: float = option(1.0, "share of the clients drawn per round")
     backend: str = option(
         "auto",

@@ -12,7 +12,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-__all__ = ["ARCHITECTURES", "SPLIT_BLOCKS", "Architecture", "residual_predictor", "split_extractor"]
+__all__ = [
+    "ARCHITECTURES",
+    "PREDICTORS",
+    "SPLIT_MODELS",
+    "Architecture",
+    "SplitArchitecture",
+    "residual_predictor",
+    "split_extractor",
+]
 
 # torchvision's stems divide the side by four. For smaller images this would leave single pixels to the first or
 # second stage, so these images pass the same stem weights without stride.
@@ -20,23 +28,27 @@ _STRIDED_STEM_FROM = 16
 _STEM_CHANNELS = 16
 
 
-def _feature_layer(inputs: int, width: int) -> nn.Sequential:
+def _feature_layer(inputs: int, width: int, layer: str) -> nn.Sequential:
     """Build the last layer of an extractor, whose outputs are the features."""
-    return nn.Sequential(nn.Linear(inputs, width), nn.ReLU())
+    linear = nn.Linear(inputs, width)
+    if layer == "linear":
+        return nn.Sequential(linear)
+    # Equation 15 of FedHKD's paper has no scale and no shift, and the printed counts leave no room for them.
+    return nn.Sequential(linear, nn.ReLU() if layer == "relu" else nn.BatchNorm1d(width, affine=False))
 
 
-def _mlp(shape: Sequence[int], width: int) -> nn.Module:
+def _mlp(shape: Sequence[int], width: int, layer: str) -> nn.Module:
     return nn.Sequential(
-        nn.Flatten(), nn.Linear(math.prod(shape), 200), nn.ReLU(), *_feature_layer(200, width)
+        nn.Flatten(), nn.Linear(math.prod(shape), 200), nn.ReLU(), *_feature_layer(200, width, layer)
     )
 
 
-def _mlp4(shape: Sequence[int], width: int) -> nn.Module:
+def _mlp4(shape: Sequence[int], width: int, layer: str) -> nn.Module:
     return nn.Sequential(
         *(nn.Flatten(), nn.Linear(math.prod(shape), 200), nn.ReLU()),
         *(nn.Linear(200, 200), nn.ReLU()),
         *(nn.Linear(200, 200), nn.ReLU()),
-        *_feature_layer(200, width),
+        *_feature_layer(200, width, layer),
     )
 
 
@@ -63,7 +75,7 @@ def _gathered(x: Tensor, positions: Tensor) -> Tensor:
 
 
 class _BiLSTM(nn.Module):
-    def __init__(self, vocabulary: int, width: int) -> None:
+    def __init__(self, vocabulary: int, width: int, layer: str) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, 128, padding_idx=0)
         self.lstm1 = _BidirectionalLSTM(128, 128)
@@ -73,12 +85,12 @@ class _BiLSTM(nn.Module):
             *(nn.Linear(1024, 512), nn.ReLU()),
             *(nn.Linear(512, 256), nn.ReLU()),
             *(nn.Linear(256, 128), nn.ReLU()),
-            *_feature_layer(128, width),
+            *_feature_layer(128, width, layer),
         )
         # With torch's default weights hardly any signal of the text would pass five layers.
-        for layer in self.dense:
-            if isinstance(layer, nn.Linear):
-                nn.init.kaiming_uniform_(layer.weight, nonlinearity="relu")
+        for module in self.dense:
+            if isinstance(module, nn.Linear):
+                nn.init.kaiming_uniform_(module.weight, nonlinearity="relu")
 
     def forward(self, tokens: Tensor) -> Tensor:
         if tokens.dtype != torch.int64 or tokens.dim() != 2:
@@ -94,17 +106,17 @@ class _BiLSTM(nn.Module):
         return cast(Tensor, self.dense(pooled))
 
 
-def _cnn(shape: Sequence[int], width: int) -> nn.Module:
+def _cnn(shape: Sequence[int], width: int, layer: str) -> nn.Module:
     channels, height, breadth = shape
     return nn.Sequential(
         *(nn.Conv2d(channels, 32, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
         *(nn.Conv2d(32, 64, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
         nn.Flatten(),
-        *_feature_layer(64 * (height // 4) * (breadth // 4), width),
+        *_feature_layer(64 * (height // 4) * (breadth // 4), width, layer),
     )
 
 
-def _lenet(shape: Sequence[int], width: int) -> nn.Module:
+def _lenet(shape: Sequence[int], width: int, layer: str) -> nn.Module:
     # LeNet-5 is made for 32×32. Smaller images are padded by two on each side (28×28 then gives the same 5×5
     # maps). Below 16 the second convolution is also padded, because nothing would remain otherwise.
     channels, *sides = shape
@@ -115,11 +127,11 @@ def _lenet(shape: Sequence[int], width: int) -> nn.Module:
         *(nn.Conv2d(6, 16, 5, padding=second), nn.ReLU(), nn.MaxPool2d(2)),
         nn.Flatten(),
         *(nn.Linear(16 * height * breadth, 120), nn.ReLU()),
-        *_feature_layer(120, width),
+        *_feature_layer(120, width, layer),
     )
 
 
-def _alexnet(shape: Sequence[int], width: int) -> nn.Module:
+def _alexnet(shape: Sequence[int], width: int, layer: str) -> nn.Module:
     channels, height, breadth = shape
     return nn.Sequential(
         *(nn.Conv2d(channels, 64, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
@@ -129,7 +141,7 @@ def _alexnet(shape: Sequence[int], width: int) -> nn.Module:
         *(nn.Conv2d(256, 256, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
         nn.Flatten(),
         *(nn.Dropout(), nn.Linear(256 * (height // 8) * (breadth // 8), 1024), nn.ReLU()),
-        *(nn.Dropout(), *_feature_layer(1024, width)),
+        *(nn.Dropout(), *_feature_layer(1024, width, layer)),
     )
 
 
@@ -164,8 +176,38 @@ class _BasicBlock(nn.Module):
         return F.relu(out + x)
 
 
-def _cifar_resnet(blocks: int) -> Callable[[Sequence[int], int], nn.Module]:
-    def build(shape: Sequence[int], width: int) -> nn.Module:
+def _projecting_block(inputs: int, width: int, stride: int) -> _BasicBlock:
+    return _BasicBlock(inputs, width, stride, project=True)
+
+
+class _Bottleneck(nn.Module):
+    """A 1×1, a 3×3 and a 1×1 convolution, four times as wide at the end, and a shortcut (He et al. 2016)."""
+
+    expansion = 4
+
+    def __init__(self, inputs: int, width: int, stride: int) -> None:
+        super().__init__()
+        outputs = self.expansion * width
+        self.conv1 = nn.Conv2d(inputs, width, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, stride=stride, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.conv3 = nn.Conv2d(width, outputs, 1, bias=False)
+        self.bn3 = nn.BatchNorm2d(outputs)
+        self.shortcut: nn.Module = nn.Identity()
+        if inputs != outputs or stride != 1:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False), nn.BatchNorm2d(outputs)
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = F.relu(self.bn1(self.conv1(x)))
+        out = F.relu(self.bn2(self.conv2(out)))
+        return F.relu(self.bn3(self.conv3(out)) + self.shortcut(x))
+
+
+def _cifar_resnet(blocks: int) -> Callable[[Sequence[int], int, str], nn.Module]:
+    def build(shape: Sequence[int], width: int, layer: str) -> nn.Module:
         stages: list[tuple[str, nn.Module]] = []
         inputs = 16
         for number, outputs in enumerate((16, 32, 64), start=1):
@@ -177,8 +219,8 @@ def _cifar_resnet(blocks: int) -> Callable[[Sequence[int], int], nn.Module]:
         pool = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
         net = nn.Sequential(OrderedDict([("stem", stem), *stages, ("pool", pool)]))
         _initialise_convolutions(net)
-        if width != inputs:
-            net.add_module("neck", _feature_layer(inputs, width))
+        if width != inputs or layer != "relu":
+            net.add_module("neck", _feature_layer(inputs, width, layer))
         return net
 
     return build
@@ -195,14 +237,20 @@ def _initialise_convolutions(net: nn.Module) -> None:
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
 
-def split_extractor(shape: Sequence[int]) -> tuple[nn.Module, tuple[int, int, int]]:
+def split_extractor(shape: Sequence[int], *, pooled: bool) -> tuple[nn.Module, tuple[int, int, int]]:
     """Build the extractor of FedDKC's clients for images of a shape; return it and the shape of its maps."""
-    stem = nn.Sequential(*_stem(shape[0]), nn.MaxPool2d(2))
+    stem = nn.Sequential(*_stem(shape[0]), *([nn.MaxPool2d(2)] if pooled else []))
     _initialise_convolutions(stem)
-    return stem, (_STEM_CHANNELS, shape[1] // 2, shape[2] // 2)
+    factor = 2 if pooled else 1
+    return stem, (_STEM_CHANNELS, shape[1] // factor, shape[2] // factor)
 
 
-def residual_predictor(blocks: Mapping[int, int], inputs: int, num_classes: int) -> nn.Module:
+def residual_predictor(
+    blocks: Mapping[int, int],
+    inputs: int,
+    num_classes: int,
+    block: Callable[[int, int, int], nn.Module] = _projecting_block,
+) -> nn.Module:
     """Build residual stages, a mean over pixels and a ``Linear``.
 
     Parameters
@@ -213,41 +261,44 @@ def residual_predictor(blocks: Mapping[int, int], inputs: int, num_classes: int)
         Channels of the input.
     num_classes
         Number of logits.
+    block
+        Makes a block from the channels of its input, its width and its stride.
     """
     layers: list[nn.Module] = []
+    before = None
     for width, count in blocks.items():
         for _ in range(count):
-            stride = 2 if layers and inputs != width else 1
-            layers.append(_BasicBlock(inputs, width, stride, project=True))
-            inputs = width
+            stride = 2 if before not in (None, width) else 1
+            layers.append(block(inputs, width, stride))
+            inputs, before = width * getattr(layers[-1], "expansion", 1), width
     net = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, num_classes))
     _initialise_convolutions(net)
     return net
 
 
-def _resnet18(shape: Sequence[int], width: int) -> nn.Module:
+def _resnet18(shape: Sequence[int], width: int, layer: str) -> nn.Module:
     net = _torchvision("resnet18")(weights=None)
     if shape[0] != 3:
         net.conv1 = nn.Conv2d(shape[0], 64, 7, stride=2, padding=3, bias=False)
         nn.init.kaiming_normal_(net.conv1.weight, mode="fan_out", nonlinearity="relu")
-    return _backbone(net, net.conv1, shape, width)
+    return _backbone(net, net.conv1, shape, width, layer)
 
 
-def _shufflenet(shape: Sequence[int], width: int) -> nn.Module:
+def _shufflenet(shape: Sequence[int], width: int, layer: str) -> nn.Module:
     net = _torchvision("shufflenet_v2_x1_0")(weights=None)
     if shape[0] != 3:
         net.conv1[0] = nn.Conv2d(shape[0], 24, 3, stride=2, padding=1, bias=False)
-    return _backbone(net, net.conv1[0], shape, width)
+    return _backbone(net, net.conv1[0], shape, width, layer)
 
 
-def _backbone(net: Any, stem: nn.Conv2d, shape: Sequence[int], width: int) -> nn.Module:
+def _backbone(net: Any, stem: nn.Conv2d, shape: Sequence[int], width: int, layer: str) -> nn.Module:
     """Replace a torchvision net's last layer by a feature layer; remove its stem's strides for small images."""
     inputs = net.fc.in_features
     net.fc = nn.Identity()
     if min(shape[1:]) < _STRIDED_STEM_FROM:
         stem.stride = (1, 1)
         net.maxpool = nn.Identity()
-    return nn.Sequential(OrderedDict([("backbone", net), ("neck", _feature_layer(inputs, width))]))
+    return nn.Sequential(OrderedDict([("backbone", net), ("neck", _feature_layer(inputs, width, layer))]))
 
 
 def _torchvision(name: str) -> Callable[..., Any]:
@@ -268,39 +319,73 @@ class Architecture:
     ----------
     extractor
         Builds the extractor from the shape of one sample (the number of token ids in its place where
-        `takes_tokens`) and the number of features.
+        `takes_tokens`), the number of features, and the kind of its feature layer.
     feature_dim
         Default number of features.
     smallest_side
         Least height and width of an image; None for models that take other inputs.
     takes_tokens
         Whether inputs are token ids.
+    feature_layer
+        How the extractor ends where nothing else is chosen: one of :data:`flwr_kd.catalogue.FEATURE_LAYERS`.
     """
 
-    extractor: Callable[[Sequence[int], int], nn.Module]
+    extractor: Callable[[Sequence[int], int, str], nn.Module]
     feature_dim: int
     smallest_side: int | None
     takes_tokens: bool = False
+    feature_layer: str = "relu"
 
 
 ARCHITECTURES = {
     "alexnet": Architecture(_alexnet, 512, 8),
-    "bilstm": Architecture(lambda sizes, width: _BiLSTM(sizes[0], width), 64, None, takes_tokens=True),
+    "bilstm": Architecture(
+        lambda sizes, width, layer: _BiLSTM(sizes[0], width, layer), 64, None, takes_tokens=True
+    ),
     "cnn": Architecture(_cnn, 512, 4),
     "lenet": Architecture(_lenet, 84, 4),
     "mlp": Architecture(_mlp, 64, None),
     "mlp4": Architecture(_mlp4, 200, None),
-    "resnet18": Architecture(_resnet18, 64, 8),
+    "resnet18": Architecture(_resnet18, 64, 8, feature_layer="linear"),
     "resnet32": Architecture(_cifar_resnet(5), 64, 4),
     "resnet8": Architecture(_cifar_resnet(1), 64, 4),
-    "shufflenet": Architecture(_shufflenet, 32, 8),
+    "shufflenet": Architecture(_shufflenet, 32, 8, feature_layer="linear"),
 }
 
-SPLIT_BLOCKS: dict[str, dict[int, int]] = {
+_BLOCKS: dict[str, dict[int, int]] = {
     "resnet2": {},
     "resnet4": {16: 1},
     "resnet6": {16: 1, 32: 1},
     "resnet10": {16: 2, 32: 2},
     "resnet12": {16: 2, 32: 3},
 }
-"""Models of FedDKC's clients: number of residual blocks in the predictor by width."""
+
+
+@dataclass(frozen=True)
+class SplitArchitecture:
+    """How a model of FedDKC's clients is built.
+
+    Attributes
+    ----------
+    blocks
+        Number of residual blocks in the predictor by width.
+    pooled
+        Whether the extractor ends in 2×2 max pooling.
+    """
+
+    blocks: Mapping[int, int]
+    pooled: bool
+
+
+SPLIT_MODELS = {
+    f"{name}{suffix}": SplitArchitecture(blocks, pooled=bool(suffix))
+    for name, blocks in _BLOCKS.items()
+    for suffix in ("", "-pooled")
+}
+"""Models of FedDKC's clients."""
+
+PREDICTORS: dict[str, tuple[Callable[[int, int, int], nn.Module], dict[int, int]]] = {
+    "bottleneck": (_Bottleneck, {16: 2, 32: 3, 64: 1}),
+    "basic": (_projecting_block, {16: 3, 32: 3, 64: 3}),
+}
+"""The server's models for maps: their block, and the number of blocks by width."""

@@ -11,7 +11,13 @@ from flwr_kd import catalogue
 from flwr_kd.models.checks import check_shape, check_size
 from flwr_kd.models.feature import FeatureModel, SplitModel
 from flwr_kd.models.initialisation import DrawFrom
-from flwr_kd.models.networks import ARCHITECTURES, SPLIT_BLOCKS, residual_predictor, split_extractor
+from flwr_kd.models.networks import (
+    ARCHITECTURES,
+    PREDICTORS,
+    SPLIT_MODELS,
+    residual_predictor,
+    split_extractor,
+)
 
 __all__ = ["MODELS", "build_model", "build_predictor"]
 
@@ -26,6 +32,7 @@ def build_model(
     num_classes: int,
     seed: int,
     feature_dim: int | None = None,
+    feature_layer: str | None = None,
     vocabulary: int | None = None,
 ) -> FeatureModel | SplitModel:
     """Build a model with random weights that depend only on the arguments.
@@ -48,19 +55,25 @@ def build_model(
     ============ ====================================================== ======== =============
 
     The models of FedDKC's clients (its Table 3) are split after the stem: ``resnet2``, ``resnet4``, ``resnet6``,
-    ``resnet10``, ``resnet12``, for sides from 4. Their extractor is a 3×3 convolution with 16 channels, BatchNorm,
-    ReLU and 2×2 max pooling. Their predictors have no block; 1×16; 1×16 and 1×32; 2×16 and 2×32; 2×16 and 3×32
-    blocks of two 3×3 convolutions, with a 1×1 convolution as shortcut where the width changes; then the mean over
-    pixels and a ``Linear``. Features are maps ``[16, H/2, W/2]``, and `feature_dim` must be None.
+    ``resnet10``, ``resnet12``, for sides from 4. Their extractor is a 3×3 convolution with 16 channels, BatchNorm
+    and ReLU. Their predictors have no block; 1×16; 1×16 and 1×32; 2×16 and 2×32; 2×16 and 3×32 blocks of two 3×3
+    convolutions, with a 1×1 convolution as shortcut where the width changes; then the mean over pixels and a
+    ``Linear``. Features are maps ``[16, H, W]``. The light ones, ``resnet2-pooled`` and so on, have the same
+    parameters and 2×2 max pooling at the end of the extractor: maps ``[16, H/2, W/2]``, a quarter of the bytes
+    and of the operations. The table's operations are those without pooling, though the paper's text names it. Of
+    all these `feature_dim` and `feature_layer` must be None.
 
     ``bilstm`` takes int64 token ids ``[B, L]``, with 0 after a text's end: an embedding of 128, two bidirectional
     LSTMs of 128 and 64 units per direction, the maximum over the text's tokens (0 for a text without any), and
     layers of 1024, 512, 256 and 128 with ReLU. The amount of padding after a text does not change the result. The
     layers after the maximum are initialised by He et al. 2015, since they learn very slowly from torch's default.
 
-    The head of all other models is one ``Linear(D, C)``. A ``Linear`` to ``D`` and a ReLU precede it (the
-    "feature layer"), so that features are never negative. Only ``resnet8`` and ``resnet32`` with ``feature_dim``
-    64 or unset have no such layer: their features are the pooled channels, after the last block's ReLU.
+    The head of all other models is one ``Linear(D, C)``. The "feature layer" precedes it: a ``Linear`` to ``D``
+    and a ReLU, so that features are never negative. In ``resnet18`` and ``shufflenet``, FedHKD's models, it is
+    the ``Linear`` alone, so that features have both signs. `feature_layer` chooses otherwise, for any of these
+    models. Only ``resnet8`` and ``resnet32`` with ``feature_dim`` 64 or unset have no such layer, unless
+    `feature_layer` asks for one with signed features: theirs are the pooled channels, after the last block's
+    ReLU.
 
     The first convolution has as many input channels as the image, so that a ``resnet18`` for 1 channel has fewer
     parameters than the printed count for 3. With a side below 16, ``resnet18`` and ``shufflenet`` keep all weights,
@@ -79,6 +92,10 @@ def build_model(
         In ``[0, 2**63)``. The same seed gives the same weights.
     feature_dim
         ``D``, at least 1; the value of the table where None.
+    feature_layer
+        How the extractor ends: ``"relu"``, ``"linear"`` (no activation), or ``"batchnorm"``, a BatchNorm without
+        scale and shift after the ``Linear``, as in equation 15 of FedHKD's paper. The model's own if None. The
+        number of parameters does not depend on it.
     vocabulary
         Number of token ids, including those of padding and unknown words, at least 2. Required for ``bilstm``;
         None or 0 for all others.
@@ -93,7 +110,7 @@ def build_model(
     TypeError
         If a size or the seed is not an int.
     ValueError
-        If the name is unknown, a number is out of its range, or the model does not accept the input's shape or
+        If a name is unknown, a number is out of its range, or the model does not accept the input's shape or
         kind (numbers or token ids).
     ImportError
         If ``resnet18`` or ``shufflenet`` is requested and torchvision is not installed.
@@ -115,31 +132,39 @@ def build_model(
     """
     if name not in MODELS:
         raise ValueError(f"name must be one of {', '.join(MODELS)}, got {name!r}")
-    smallest_side = 4 if name in SPLIT_BLOCKS else ARCHITECTURES[name].smallest_side
+    smallest_side = 4 if name in SPLIT_MODELS else ARCHITECTURES[name].smallest_side
     shape = check_shape(name, smallest_side, input_shape)
     _check_vocabulary(name, vocabulary, shape)
     check_size("num_classes", num_classes, 2)
     check_size("seed", seed, 0, 2**63 - 1)
-    if name in SPLIT_BLOCKS:
-        if feature_dim is not None:
-            raise ValueError(f"{name}'s features are maps: feature_dim must be None, got {feature_dim}")
+    if feature_layer is not None and feature_layer not in catalogue.FEATURE_LAYERS:
+        raise ValueError(
+            f"feature_layer must be one of {', '.join(catalogue.FEATURE_LAYERS)}, got {feature_layer!r}"
+        )
+    if name in SPLIT_MODELS:
+        for option, value in (("feature_dim", feature_dim), ("feature_layer", feature_layer)):
+            if value is not None:
+                raise ValueError(f"{name}'s features are maps: {option} must be None, got {value}")
+        split = SPLIT_MODELS[name]
         with torch.device("cpu"), DrawFrom(torch.Generator().manual_seed(seed)):
-            extractor, maps = split_extractor(shape)
-            predictor = residual_predictor(SPLIT_BLOCKS[name], maps[0], num_classes)
+            extractor, maps = split_extractor(shape, pooled=split.pooled)
+            predictor = residual_predictor(split.blocks, maps[0], num_classes)
             return SplitModel(extractor, predictor, feature_shape=maps)
     architecture = ARCHITECTURES[name]
     width = architecture.feature_dim if feature_dim is None else check_size("feature_dim", feature_dim, 1)
+    layer = feature_layer or architecture.feature_layer
     with torch.device("cpu"), DrawFrom(torch.Generator().manual_seed(seed)):
-        extractor = architecture.extractor((vocabulary,) if vocabulary else shape, width)
+        extractor = architecture.extractor((vocabulary,) if vocabulary else shape, width, layer)
         return FeatureModel(extractor, nn.Linear(width, num_classes))
 
 
-def build_predictor(feature_shape: tuple[int, ...], *, num_classes: int, seed: int) -> nn.Module:
+def build_predictor(
+    feature_shape: tuple[int, ...], *, num_classes: int, seed: int, kind: str = "bottleneck"
+) -> nn.Module:
     """Build a large predictor for the features of clients: the server's model of FedGKT and FedDKC.
 
-    For maps ``(K, H, W)`` it has the residual stages of ResNet20, 3 blocks each of 16, 32 and 64 channels, a mean
-    over pixels and a ``Linear``: 272,010 parameters for 16 channels and 10 classes. For features of any other shape
-    it has two hidden layers of 256.
+    For maps ``(K, H, W)`` it has three residual stages, a mean over pixels and a ``Linear``. For features of any
+    other shape it has two hidden layers of 256.
 
     Parameters
     ----------
@@ -147,13 +172,24 @@ def build_predictor(feature_shape: tuple[int, ...], *, num_classes: int, seed: i
         Shape of one sample's features.
     num_classes, seed
         As in :func:`build_model`.
+    kind
+        Of a predictor for maps. ``"bottleneck"``: 2, 3 and 1 bottleneck blocks (a 1×1, a 3×3 and a 1×1
+        convolution) with 16, 32 and 64 planes and an expansion of 4. For 16 channels and 10 classes it has the
+        167.31 K parameters that FedDKC's paper prints (167,306). ``"basic"``: 3 blocks of two 3×3 convolutions
+        each with 16, 32 and 64 channels, the stages of ResNet20, with 272,010 parameters.
 
     Raises
     ------
     TypeError
         If a size or the seed is not an int.
     ValueError
-        If a number is out of its range.
+        If the kind is unknown or a number is out of its range.
+
+    Notes
+    -----
+    On maps 16×32×32 the convolutions and the ``Linear`` of ``"bottleneck"`` need 33.3 M multiply-adds. With 2
+    operations per element of a BatchNorm and 1 of a ReLU they are 34.8 M; the paper prints 34.58 M, and the same
+    way of counting gives the numbers of its client models without pooling.
 
     Examples
     --------
@@ -163,9 +199,12 @@ def build_predictor(feature_shape: tuple[int, ...], *, num_classes: int, seed: i
     shape = check_shape("a predictor", None, feature_shape, "feature_shape")
     check_size("num_classes", num_classes, 2)
     check_size("seed", seed, 0, 2**63 - 1)
+    if kind not in PREDICTORS:
+        raise ValueError(f"kind must be one of {', '.join(PREDICTORS)}, got {kind!r}")
     with torch.device("cpu"), DrawFrom(torch.Generator().manual_seed(seed)):
         if len(shape) == 3:
-            return residual_predictor({16: 3, 32: 3, 64: 3}, shape[0], num_classes)
+            block, blocks = PREDICTORS[kind]
+            return residual_predictor(blocks, shape[0], num_classes, block)
         hidden = [nn.Linear(math.prod(shape), 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU()]
         return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(256, num_classes))
 
@@ -173,7 +212,7 @@ def build_predictor(feature_shape: tuple[int, ...], *, num_classes: int, seed: i
 def _check_vocabulary(name: str, vocabulary: int | None, shape: tuple[int, ...]) -> None:
     if vocabulary is not None:
         check_size("vocabulary", vocabulary, 0)
-    if name in SPLIT_BLOCKS or not ARCHITECTURES[name].takes_tokens:
+    if name in SPLIT_MODELS or not ARCHITECTURES[name].takes_tokens:
         if vocabulary:
             raise ValueError(
                 f"{name} takes numbers and no token ids: vocabulary must be None or 0, got {vocabulary}"

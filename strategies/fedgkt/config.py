@@ -5,7 +5,8 @@ from typing import Any
 
 from typing_extensions import TypeVar
 
-from flwr_kd.config import MethodConfig, hyper
+from flwr_kd.catalogue import PREDICTORS
+from flwr_kd.config import MethodConfig, hyper, knowledge_control
 
 SERVER_ORDER: dict[str, Any] = {
     "help": "order of the server's training: all rows shuffled together, or client by client",
@@ -29,6 +30,20 @@ class FedGKTConfig(MethodConfig):
     server_order: str = hyper("pooled", **SERVER_ORDER)
     initial_logits: str = hyper(
         "zero", "the clients' teacher in round 1: zero logits, or none", choices=("zero", "none")
+    )
+    predictor: str = hyper(
+        "bottleneck",
+        "the server's model for features that are maps: bottleneck blocks, with the paper's number of "
+        "parameters, or the larger basic blocks of ResNet20",
+        choices=tuple(PREDICTORS),
+    )
+    server_knowledge: str = knowledge_control(
+        "what the server learns from beside the labels: the clients' knowledge; as controls, a uniform teacher "
+        "or the knowledge of a client's other samples"
+    )
+    client_knowledge: str = knowledge_control(
+        "what the clients learn from beside the labels: the server's knowledge; as controls, a uniform teacher "
+        "or the knowledge of a client's other samples"
     )
     feature_dtype: str = hyper(
         "float32",

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from flwr_kd.checks import ConfigError
 from flwr_kd.learning.batches import into_batches
+from flwr_kd.learning.controls import controlled
 from flwr_kd.learning.cores import Copies, Cores, draws_at_random
 from flwr_kd.learning.device import resolve_device
 from flwr_kd.learning.loop import fit, make_optimizer
@@ -48,7 +49,7 @@ class FedGKT(KDStrategy[FedGKTConfigT, ClientFeatures], Generic[FedGKTConfigT]):
         The hyper-parameters.
     server_model : nn.Module, optional
         Maps features ``[B, ...]`` to logits ``[B, C]``; if None, :func:`flwr_kd.models.build_predictor` makes one
-        for the clients' features.
+        for the clients' features, of the kind that ``predictor`` names.
     device : str or torch.device
         Where it is trained; ``"auto"``: CUDA, else MPS, else CPU.
     **options
@@ -135,7 +136,7 @@ class FedGKT(KDStrategy[FedGKTConfigT, ClientFeatures], Generic[FedGKTConfigT]):
             if logits is None or logits.shape != (node.num_examples, node.num_classes):
                 outgoing.append(Outgoing(node))
                 continue
-            outgoing.append(Outgoing(node, payload=ServerLogits(logits)))
+            outgoing.append(Outgoing(node, payload=ServerLogits(self._taught(node, server_round, logits))))
         return outgoing
 
     def payload_dims(self, phase: str, node: Node) -> Mapping[str, int]:
@@ -219,13 +220,33 @@ class FedGKT(KDStrategy[FedGKTConfigT, ClientFeatures], Generic[FedGKTConfigT]):
         load_weights(self.server_model, self._restored)
         self._restored = {}
 
+    # ------------------------------------------------------------------ controls
+
+    def _taught(self, node: Node, server_round: int, logits: NDArray) -> NDArray:
+        """Return what a client learns from: its logits ``[N, C]``, or what replaces them as a control."""
+        draw = torch_generator(self.seed, "client-knowledge", server_round, node.key)
+        taught: NDArray = controlled(
+            torch.from_numpy(logits), self.config.client_knowledge, draw, uniform=0.0
+        ).numpy()
+        return taught
+
+    def _learned(self, reply: Reply[ClientFeatures], server_round: int) -> Tensor:
+        """Return what the server learns from: a client's knowledge ``[N, C]``, or what replaces it as a control."""
+        targets = self.targets(unpack_logits(reply.payload))
+        draw = torch_generator(self.seed, "server-knowledge", server_round, reply.node.key)
+        uniform = 1 / targets.shape[1]
+        return controlled(targets, self.config.server_knowledge, draw, uniform=uniform)
+
     # ------------------------------------------------------------------ the server's model
 
     def predictor_for(self, node: Node) -> nn.Module:
         """Return the predictor, on the device: the caller's, or one made for the clients' features."""
         if self.server_model is None:
             self.server_model = build_predictor(
-                node.feature_shape, num_classes=node.num_classes, seed=derive_seed(self.seed, "server-model")
+                node.feature_shape,
+                num_classes=node.num_classes,
+                seed=derive_seed(self.seed, "server-model"),
+                kind=self.config.predictor,
             )
         if self._restored:
             load_weights(self.server_model, self._restored)
@@ -237,7 +258,7 @@ class FedGKT(KDStrategy[FedGKTConfigT, ClientFeatures], Generic[FedGKTConfigT]):
         """Return why the predictor cannot be used for these features; an empty text if it can."""
         if self._given is None or self.server_model is None:
             if self._restored:
-                made = build_predictor(shape, num_classes=classes, seed=0)
+                made = build_predictor(shape, num_classes=classes, seed=0, kind=self.config.predictor)
                 template = ArrayTemplate.of_ndarrays(get_weights(made))
                 difference = template.difference(ArrayTemplate.of_ndarrays(self._restored))
                 if difference is not None:
@@ -309,7 +330,7 @@ class FedGKT(KDStrategy[FedGKTConfigT, ClientFeatures], Generic[FedGKTConfigT]):
         rows = FeatureRows(
             [reply.payload.features for reply in replies],
             [torch.from_numpy(reply.payload.labels.copy()) for reply in replies],
-            [self.targets(unpack_logits(reply.payload)) for reply in replies],
+            [self._learned(reply, server_round) for reply in replies],
             shape=replies[0].node.feature_shape,
         )
 

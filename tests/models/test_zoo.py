@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 
+from flwr_kd.catalogue import FEATURE_LAYERS
 from flwr_kd.models import (
     MODELS,
     FeatureModel,
@@ -35,7 +38,9 @@ FEATURE_DIMS = {
     "resnet8": 64,
     "shufflenet": 32,
 }
-SPLIT = {"resnet2": 634, "resnet4": 5_306, "resnet6": 19_994, "resnet10": 43_226, "resnet12": 61_786}
+PRINTED = {"resnet2": 634, "resnet4": 5_306, "resnet6": 19_994, "resnet10": 43_226, "resnet12": 61_786}
+SPLIT = {f"{name}{suffix}": size for name, size in PRINTED.items() for suffix in ("", "-pooled")}
+SIGNED = ("resnet18", "shufflenet")
 SMALLEST = {"alexnet": 8, "cnn": 4, "lenet": 4, "resnet18": 8, "resnet32": 4, "resnet8": 4, "shufflenet": 8}
 SMALLEST |= dict.fromkeys(SPLIT, 4)
 IMAGE_MODELS = tuple(name for name in MODELS if name != "bilstm")
@@ -120,7 +125,7 @@ def test_forward_is_classify_of_features(name: str, shape: tuple[int, ...]) -> N
         kept = h.clone()
         assert torch.equal(model.classify(h), logits)
         assert torch.equal(h, kept)
-        assert torch.all(h >= 0)
+        assert torch.any(h < 0) == (name in SIGNED)
         assert torch.any(h > 0)
         # Different images have different features, so that no layer is constant.
         assert not torch.equal(h[0], h[1])
@@ -279,11 +284,14 @@ def test_split_models_meet_at_maps(name: str, shape: tuple[int, ...]) -> None:
     x = batch(shape)
     with torch.no_grad():
         maps = model.features(x)
-        assert maps.shape == (2, 16, shape[1] // 2, shape[2] // 2) == (2, *model.feature_shape)
+        factor = 2 if name.endswith("-pooled") else 1
+        assert maps.shape == (2, 16, shape[1] // factor, shape[2] // factor) == (2, *model.feature_shape)
         assert torch.equal(model.classify(maps), model(x))
         assert model(x).shape == (2, 7) == (2, model.num_classes)
     with pytest.raises(ValueError, match="feature_dim must be None, got 64"):
         build(name, shape, feature_dim=64)
+    with pytest.raises(ValueError, match="feature_layer must be None, got linear"):
+        build(name, shape, feature_layer="linear")
 
 
 def test_extractors_of_one_shape_have_the_same_first_weights() -> None:
@@ -292,12 +300,97 @@ def test_extractors_of_one_shape_have_the_same_first_weights() -> None:
         assert all(torch.equal(value, stem[key]) for key, value in stems[0].items())
 
 
-def test_a_predictor_has_resnet20s_stages() -> None:
-    model = build_predictor((16, 16, 16), num_classes=10, seed=0)
+class ElementOperations(TorchDispatchMode):
+    """Counts 2 operations per element of a BatchNorm, and 1 per element of a ReLU and of what is pooled."""
+
+    total = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for name, cost in (("batch_norm", 2), ("relu", 1), ("max_pool2d", 1), ("aten.mean", 1)):
+            if name in str(func):
+                self.total += cost * args[0].numel()
+        return func(*args, **(kwargs or {}))
+
+
+def operations(model: nn.Module, x: torch.Tensor) -> tuple[int, float]:
+    """Return the multiply-adds of convolutions and linear layers, and all operations in millions."""
+    with torch.no_grad(), FlopCounterMode(display=False) as counter, ElementOperations() as elements:
+        model.eval()(x)
+    multiply_adds = counter.get_total_flops() // 2
+    return multiply_adds, (multiply_adds + elements.total) / 1e6
+
+
+@pytest.mark.parametrize(
+    ("name", "printed"),
+    [("resnet2", 0.51), ("resnet4", 5.31), ("resnet6", 9.02), ("resnet10", 18.59), ("resnet12", 23.35)],
+)
+def test_the_operations_of_feddkcs_clients_are_those_without_pooling(name: str, printed: float) -> None:
+    x = batch((3, 32, 32), 1)
+    _, plain = operations(build(name), x)
+    _, pooled = operations(build(f"{name}-pooled"), x)
+    assert plain == pytest.approx(printed, rel=0.006)
+    assert name == "resnet2" or pooled < 0.45 * printed
+
+
+def test_a_predictor_has_the_printed_parameters_and_nearly_the_operations() -> None:
+    model = build_predictor((16, 32, 32), num_classes=10, seed=0)
+    assert count_parameters(model) == 167_306  # printed: 167.31 K
+    multiply_adds, millions = operations(model, batch((16, 32, 32), 1))
+    assert multiply_adds == 33_294_848
+    assert millions == pytest.approx(34.8, abs=0.1)  # printed: 34.58 M
+    pooled, _ = operations(build_predictor((16, 16, 16), num_classes=10, seed=0), batch((16, 16, 16), 1))
+    assert 3.9 < multiply_adds / pooled <= 4
+    assert model(batch((16, 32, 32))).shape == (2, 10)
+
+
+def test_a_basic_predictor_has_resnet20s_stages() -> None:
+    model = build_predictor((16, 16, 16), num_classes=10, seed=0, kind="basic")
     assert count_parameters(model) == 272_010
     assert sum(isinstance(m, nn.Conv2d) and m.kernel_size == (3, 3) for m in model.modules()) == 18
     assert model(batch((16, 16, 16))).shape == (2, 10)
-    assert count_parameters(build_predictor((8, 4, 4), num_classes=10, seed=0)) != 272_010
+    fewer = build_predictor((8, 4, 4), num_classes=10, seed=0, kind="basic")
+    assert count_parameters(fewer) != 272_010
+    with pytest.raises(ValueError, match="kind must be one of bottleneck, basic, got 'resnet20'"):
+        build_predictor((16, 4, 4), num_classes=10, seed=0, kind="resnet20")
+
+
+@pytest.mark.parametrize("side", [1, 2, 4, 7])
+def test_a_predictor_takes_maps_of_any_side(side: int) -> None:
+    model = build_predictor((16, side, side), num_classes=5, seed=0)
+    assert model(batch((16, side, side))).shape == (2, 5)
+
+
+@pytest.mark.parametrize("name", ["mlp", "lenet", "resnet8", "shufflenet"])
+def test_a_feature_layer_decides_the_sign_of_the_features(name: str) -> None:
+    shape = (3, 16, 16)
+    x = batch(shape, 64)
+    found = {}
+    for layer in FEATURE_LAYERS:
+        model = build(name, shape, feature_layer=layer, feature_dim=24)
+        with torch.no_grad():
+            found[layer] = model.train().features(x)
+        assert found[layer].shape == (64, 24)
+        assert count_parameters(model) == count_parameters(build(name, shape, feature_dim=24))
+    assert (found["relu"] >= 0).all()
+    assert (found["relu"] > 0).any()
+    assert (found["linear"] < 0).any()
+    assert (found["linear"] > 0).any()
+    # Equation 15 of FedHKD's paper, over the batch.
+    whitened = found["batchnorm"]
+    torch.testing.assert_close(whitened.mean(dim=0), torch.zeros(24), atol=1e-4, rtol=0)
+    expected = (found["linear"] - found["linear"].mean(dim=0)) / (
+        found["linear"].var(dim=0, correction=0) + 1e-5
+    ).sqrt()
+    torch.testing.assert_close(whitened, expected, atol=1e-3, rtol=1e-3)
+
+
+def test_a_resnet_for_cifar_gets_a_feature_layer_where_features_shall_have_both_signs() -> None:
+    x = batch((3, 8, 8), 8)
+    plain, signed = build("resnet8", (3, 8, 8)), build("resnet8", (3, 8, 8), feature_layer="linear")
+    assert count_parameters(signed) - count_parameters(plain) == 64 * 64 + 64
+    with torch.no_grad():
+        assert (plain.features(x) >= 0).all()
+        assert (signed.features(x) < 0).any()
 
 
 @pytest.mark.parametrize("shape", [(64,), (3, 5), (2, 3, 4, 5)], ids=str)
@@ -494,6 +587,11 @@ def test_bad_arguments_of_bilstm(changes: dict[str, Any], error: type[Exception]
         ({"seed": 2**63}, ValueError, "seed must be a whole number from 0 to 9223372036854775807"),
         ({"seed": 1.5}, TypeError, "seed must be a whole number from 0 to 9223372036854775807, got 1.5"),
         ({"seed": None}, TypeError, "seed must be a whole number from 0 to 9223372036854775807, got None"),
+        (
+            {"feature_layer": "tanh"},
+            ValueError,
+            "feature_layer must be one of relu, linear, batchnorm, got 'tanh'",
+        ),
         ({"feature_dim": 0}, ValueError, "feature_dim must be a whole number from 1, got 0"),
     ],
 )

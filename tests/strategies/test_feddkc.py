@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -19,17 +20,22 @@ from flwr_kd.strategies.fedgkt import (
     FedGKT,
 )
 
+KKR: dict[str, Any] = {"target_peak": 0.6}
+SKR: dict[str, Any] = {"refinement": "skr", "target_entropy": 1.5}
+
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         (
             {"target_peak": 0.3},
-            r"target-peak must be in \(1/C, 1\) = \(0\.333333, 1\) for C = 3 classes, got 0\.3",
+            r"target-peak must be in \(1/C, 1\) = \(0\.333333, 1\) for C = 3 classes, got 0\.3; target_peak=0\.4 "
+            "is for 3 classes what the default 0.12 is for 10",
         ),
         (
             {"refinement": "skr", "target_entropy": 1.6},
-            r"target-entropy must be in \(0, log2 C\) = \(0, 1\.58496\) bits for C = 3",
+            r"target-entropy must be in \(0, log2 C\) = \(0, 1\.58496\) bits for C = 3 classes, got 1\.6; "
+            r"target_entropy=1\.53 is for 3 classes what the default 3\.2 is for 10",
         ),
     ],
 )
@@ -51,6 +57,18 @@ def test_a_target_out_of_range_is_refused_before_round_1(settings: dict[str, Any
 def test_only_the_target_in_use_is_checked() -> None:
     FedDKCConfig(refinement="skr", target_peak=0.1, target_entropy=0.5).check_classes(2)
     FedDKCConfig(refinement="kkr", target_entropy=5.0, target_peak=0.6).check_classes(2)
+
+
+def test_the_defaults_are_for_ten_classes_and_the_hint_fits_fewer() -> None:
+    for refinement in ("kkr", "skr"):
+        config = FedDKCConfig(refinement=refinement)
+        assert (config.target_peak, config.target_entropy) == (0.12, 3.2)
+        config.check_classes(10)
+        for classes in range(2, 9):
+            with pytest.raises(ConfigError) as caught:
+                config.check_classes(classes)
+            name, value = re.search(r"(target_\w+)=([\d.]+)", str(caught.value)).groups()  # type: ignore[union-attr]
+            FedDKCConfig(refinement=refinement, **{name: float(value)}).check_classes(classes)
 
 
 def test_a_kernel_that_saturates_is_solved_where_it_can_be() -> None:
@@ -118,11 +136,11 @@ def test_refinement_is_the_only_difference_to_fedgkt() -> None:
     """With the same order and no teacher at the server (β = 0), all three are one method."""
     results = [
         start(kind(beta=0.0, server_order="pooled", **settings, **QUICK), rounds=2).rounds[-1]
-        for kind, settings in ((FedGKT, {}), (FedDKC, {}), (FedDKC, {"refinement": "skr"}))
+        for kind, settings in ((FedGKT, {}), (FedDKC, KKR), (FedDKC, SKR))
     ]
     assert len({stats.train_loss for stats in results}) == 1
     others = [
         start(kind(server_order="pooled", **settings, **QUICK), rounds=2).rounds[-1].train_loss
-        for kind, settings in ((FedGKT, {}), (FedDKC, {}), (FedDKC, {"refinement": "skr"}))
+        for kind, settings in ((FedGKT, {}), (FedDKC, KKR), (FedDKC, SKR))
     ]
     assert len(set(others)) == 3
