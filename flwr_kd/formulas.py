@@ -151,6 +151,10 @@ class Situation:
         value: Any = getattr(self.config, name)
         return float(value)
 
+    def text(self, name: str) -> str:
+        """Return a hyper-parameter of the method's own that is a choice."""
+        return str(getattr(self.config, name))
+
 
 def weights(phase: str, direction: str, source: str, *, copies: str = "", when: str = "all") -> Sent:
     """Return one model, or with ``copies`` one more than that letter says."""

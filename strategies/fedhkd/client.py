@@ -72,7 +72,7 @@ class FedHKDClient(KDClient[FedHKDConfig]):
             logits,
             labels,
             num_classes=self.num_classes,
-            threshold=config.threshold,
+            threshold=config.share_needed(self.num_classes),
             temperature=config.temperature,
             # The noise needs the bound; without noise, clipping would only distort.
             clip=config.clip if config.noise != "none" else math.inf,

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from flwr_kd.learning.controls import controlled
 from flwr_kd.learning.losses import safe_norm, soft_targets
 from flwr_kd.privacy import mean_sensitivity, noise_std
 from flwr_kd.secret_noise import lattice_noise
@@ -23,6 +24,7 @@ __all__ = [
     "add_noise",
     "aggregate_knowledge",
     "classifier_loss",
+    "controlled_knowledge",
     "feature_loss",
     "local_knowledge",
     "noise_predictions",
@@ -184,6 +186,44 @@ def aggregate_knowledge(knowledge: Sequence[Knowledge]) -> Knowledge:
     representations = aggregate_means([item.representations for item in knowledge], counts)
     predictions = aggregate_means([item.predictions for item in knowledge], counts)
     return Knowledge(representations.means, predictions.means, representations.counts)
+
+
+def controlled_knowledge(knowledge: Knowledge, kind: str, generator: torch.Generator) -> Knowledge:
+    """Return global hyper-knowledge, or what replaces it as a control that holds no knowledge of the classes.
+
+    Parameters
+    ----------
+    knowledge : Knowledge
+        The global one.
+    kind : str
+        One of :data:`flwr_kd.config.KNOWLEDGE`. ``"own"``: as it is. ``"uniform"``: every known class has the
+        mean of the known classes' representations and a uniform prediction, so that both regularisers still act,
+        but alike for all classes. ``"permuted"``: the representations of the known classes are exchanged so that
+        none keeps its own; predictions stay. With one known class there is nothing to exchange.
+    generator : torch.Generator
+        On the CPU; drawn from for ``"permuted"`` alone.
+
+    Returns
+    -------
+    Knowledge
+        With the same counts.
+
+    Raises
+    ------
+    ValueError
+        If the kind is unknown.
+    """
+    known = knowledge.known
+    rows = knowledge.representations[known]
+    representations, predictions = knowledge.representations.clone(), knowledge.predictions
+    if kind == "uniform" and len(rows):
+        representations[known] = rows.double().mean(dim=0).to(rows.dtype)
+    else:
+        representations[known] = controlled(rows, kind, generator, uniform=0.0)
+    uniform = 1 / max(predictions.shape[1], 1)
+    if kind == "uniform":
+        predictions = torch.where(known[:, None], uniform, predictions)
+    return Knowledge(representations, predictions, knowledge.counts)
 
 
 def classifier_loss(logits: Tensor, predictions: Tensor, known: Tensor, temperature: float) -> Tensor:

@@ -62,6 +62,8 @@ def unpack(message: HyperKnowledge, num_classes: int) -> Knowledge:
 def sizes(situation: Situation) -> dict[str, int]:
     """Return K, the classes that are shared: up those of the client, down those of any client."""
     threshold = situation.number("threshold")
+    if situation.text("threshold_scale") == "relative":
+        threshold /= len(situation.counts[0])
     shared = [
         {c for c, count in enumerate(counts) if count and count >= threshold * sum(counts) - 1e-9}
         for counts in situation.counts

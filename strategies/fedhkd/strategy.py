@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -11,6 +12,7 @@ import torch
 from flwr.app import ArrayRecord
 
 from flwr_kd.privacy import noise_std
+from flwr_kd.seeding import torch_generator
 from flwr_kd.server.records import NDArray, Node, Outgoing, Reply
 from flwr_kd.server.strategy import KDStrategy
 from flwr_kd.transport.payload import Payload
@@ -18,7 +20,7 @@ from flwr_kd.wording import assignment, warn_once
 
 from ..fedproto.messages import check_counts
 from .config import FedHKDConfig
-from .functional import Knowledge, aggregate_knowledge
+from .functional import Knowledge, aggregate_knowledge, controlled_knowledge
 from .messages import HyperKnowledge, pack, unpack
 
 _DROWNING = 0.5
@@ -53,7 +55,10 @@ class FedHKD(KDStrategy[FedHKDConfig, HyperKnowledge]):
         self, phase: str, server_round: int, nodes: list[Node], arrays: ArrayRecord | None
     ) -> Iterable[Outgoing]:
         """Send all clients the global weights and, from round 2 on, the global hyper-knowledge."""
-        payload = None if self.knowledge is None else pack(self.knowledge)
+        payload = None
+        if self.knowledge is not None:
+            draw = torch_generator(self.seed, "client-knowledge", server_round)
+            payload = pack(controlled_knowledge(self.knowledge, self.config.client_knowledge, draw))
         return [Outgoing(node, arrays, payload) for node in nodes]
 
     def check_reply(self, phase: str, reply: Reply[HyperKnowledge]) -> None:
@@ -69,9 +74,12 @@ class FedHKD(KDStrategy[FedHKDConfig, HyperKnowledge]):
     ) -> ArrayRecord | None:
         """Average the knowledge by class counts (9) and the weights by sample counts (1)."""
         local: list[Knowledge] = []
+        largest = 0
 
         def keeping_knowledge() -> Iterator[Reply[HyperKnowledge]]:
+            nonlocal largest
             for reply in replies:
+                largest = max(largest, reply.node.num_examples)
                 knowledge = unpack(reply.payload, reply.node.num_classes)
                 local.append(replace(knowledge, counts=knowledge.counts.clamp(max=self.max_examples)))
                 yield reply
@@ -81,6 +89,7 @@ class FedHKD(KDStrategy[FedHKDConfig, HyperKnowledge]):
         mean = super().aggregate_phase(phase, server_round, keeping_knowledge(), arrays)
         self.knowledge = aggregate_knowledge(local)
         counts = torch.cat([knowledge.counts for knowledge in local])
+        self._warn_of_nothing_shared(self.knowledge, largest)
         self._warn_of_noise(counts[counts > 0].numpy())
         return mean
 
@@ -107,6 +116,33 @@ class FedHKD(KDStrategy[FedHKDConfig, HyperKnowledge]):
                 torch.tensor(state["predictions"]),
                 torch.tensor(state["counts"]),
             )
+
+    def _warn_of_nothing_shared(self, knowledge: Knowledge, samples: int) -> None:
+        """Warn if no client has enough samples of any class; ``samples`` are those of the largest client."""
+        if knowledge.known.any():
+            return
+        classes = len(knowledge.counts)
+        share = self.config.share_needed(classes)
+        relative = assignment("threshold_scale", "relative")
+        # Nothing is shared only if the share is above 1/C, so that half of 1/C is always less.
+        lower = assignment(
+            "threshold", 0.5 if share != self.config.threshold else float(f"{0.5 / classes:.2g}")
+        )
+        warn_once(
+            "no client shared the knowledge of any class in a round, which leaves FedHKD without knowledge: "
+            "threshold=%g (%s) asks for %.3g %% of a client's samples in one class, for example %d of %d, and "
+            "an even share of %d classes is %.3g %%; lower it, for example %s, or set it in units of an "
+            "even share: %s",
+            self.config.threshold,
+            self.config.threshold_scale,
+            100 * share,
+            math.ceil(share * samples - 1e-9),
+            samples,
+            classes,
+            100 / classes,
+            lower,
+            relative,
+        )
 
     def _warn_of_noise(self, counts: NDArray) -> None:
         if self.config.noise == "none" or not counts.size:
