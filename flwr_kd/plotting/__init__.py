@@ -6,7 +6,7 @@ from pathlib import Path
 
 __all__ = ["PICTURES", "picture_file", "remove_pictures"]
 
-PICTURES = ("curves", "tsne", "landscape", "samples", "coefficients")
+PICTURES = ("curves", "tsne", "landscape", "samples", "coefficients", "classes", "sweep")
 """The pictures of a result; each is the name of its module."""
 
 

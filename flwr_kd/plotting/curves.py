@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
+from flwr_kd.plotting.lines import COINCIDING, Curve, coinciding, draw_line, joined, widths_below
 from flwr_kd.plotting.style import add_title, empty_figure, measured_on, method_styles, write_picture
 from flwr_kd.results.errors import ResultError
 from flwr_kd.results.schema import Comparison, RunResult
@@ -20,15 +20,9 @@ if TYPE_CHECKING:
 
 __all__ = ["figure", "plot"]
 
-FloatArray: TypeAlias = npt.NDArray[np.float64]
-Curve: TypeAlias = tuple[npt.NDArray[np.int64], FloatArray]
 _FEW_ROUNDS = 15
 _LEAST_HEIGHT = 10.0
 _LEAST_OVERLAP = 0.25
-_COINCIDING = 0.2
-"""Points; about the width of a line."""
-_WIDER, _WIDEST = 2.4, 9.6
-_MOST_NAMES = 6
 _PANELS = (
     ("local_accuracy", "local accuracy", "clients' own models, own test splits"),
     ("global_accuracy", "global accuracy", "aggregated model, common test set"),
@@ -105,10 +99,11 @@ def figure(comparison: Comparison) -> Figure:
     for axes, (metric, title, meaning) in zip(panels, shown, strict=True):
         curves = {name: _curves(runs, metric) for name, runs in methods.items()}
         measured = {name: curve for name, curve in curves.items() if curve[0].size}
-        together = _coinciding(measured)
-        for name, (rounds, values) in measured.items():
-            group = next((names for names in together if name in names), [name])
-            _draw(axes, rounds, values, styles[name], below=len(group) - 1 - group.index(name))
+        together = coinciding(measured)
+        below = widths_below(list(measured), together)
+        for name, curve in measured.items():
+            markers = curve[0].size <= _FEW_ROUNDS
+            draw_line(axes, curve, styles[name], below=below[name], markers=markers)
         axes.set_title(f"{title}\n", fontsize=11)
         meaning = meaning.replace("common test set", measured_on(comparison.config))
         if metric == "local_accuracy":
@@ -148,44 +143,6 @@ def _shown(comparison: Comparison) -> list[tuple[str, str, str]]:
     return [_PANELS[0], *others[:1]]
 
 
-def _coinciding(curves: Mapping[str, Curve]) -> list[list[str]]:
-    """Return groups of at least two methods whose means differ by less than a line's width in all rounds."""
-    groups: list[list[str]] = []
-    for name, (rounds, values) in curves.items():
-        for group in groups:
-            first_rounds, first_values = curves[group[0]]
-            if np.array_equal(rounds, first_rounds) and np.allclose(
-                np.nanmean(values, axis=0), np.nanmean(first_values, axis=0), rtol=0, atol=_COINCIDING
-            ):
-                group.append(name)
-                break
-        else:
-            groups.append([name])
-    return [group for group in groups if len(group) > 1]
-
-
-def _draw(
-    axes: Axes, rounds: npt.NDArray[np.int64], values: FloatArray, style: dict[str, Any], *, below: int
-) -> None:
-    """Draw one method; wider if others coincide with it and are drawn later, so that its edges are seen."""
-    mean = np.nanmean(values, axis=0)
-    wider = min(_WIDER * below, _WIDEST)
-    marker: dict[str, Any] = {"marker": "o", "markersize": 3.5 + wider} if rounds.size <= _FEW_ROUNDS else {}
-    axes.plot(rounds, mean, linewidth=1.6 + wider, **style, **marker)
-    several = (~np.isnan(values)).sum(axis=0) > 1
-    if several.any():
-        std = np.nanstd(values[:, several], axis=0, ddof=1)
-        centre = mean[several]
-        axes.fill_between(
-            rounds[several],
-            np.maximum(centre - std, 0.0),
-            np.minimum(centre + std, 100.0),
-            color=style["color"],
-            alpha=0.15,
-            linewidth=0,
-        )
-
-
 def _curves(runs: Sequence[RunResult], metric: str) -> Curve:
     """Return the rounds ``[R]`` in which a seed has a value, and those in percent ``[S, R]``, else NaN."""
     series = [
@@ -199,18 +156,13 @@ def _curves(runs: Sequence[RunResult], metric: str) -> Curve:
 
 def _notes(title: str, absent: Sequence[str], together: Sequence[Sequence[str]], *, alone: bool) -> list[str]:
     """Return the lines below a panel: which methods coincide, and which are not there."""
-    notes = [f"one line (within {_COINCIDING:g} points): {_names(group)}" for group in together]
+    notes = [f"one line (within {COINCIDING:g} points): {joined(group)}" for group in together]
     if absent:
         reason = "no global model" if title == "global accuracy" else "not measured"
         notes.append(f"{reason}: {', '.join(absent)}")
     if alone:
         notes.append("no method here has a global model")
     return notes
-
-
-def _names(names: Sequence[str]) -> str:
-    more = len(names) - _MOST_NAMES
-    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 def _set_heights(panels: Sequence[Axes]) -> None:

@@ -23,11 +23,14 @@ __all__ = [
     "add_title",
     "chosen_runs",
     "empty_figure",
+    "heading",
     "make_panels",
     "measured_on",
     "method_styles",
     "number_range",
     "palette",
+    "set_title",
+    "shared_config",
     "write_picture",
 ]
 
@@ -140,34 +143,66 @@ def add_title(drawn: Figure, comparison: Comparison, runs: Iterable[RunResult], 
     """Add a title with the settings that a figure's runs share, and more parts."""
     seeds = sorted({run.seed for run in runs})
     spread = ["mean ± std"] if len(seeds) > 1 and not more else []
-    parts = _heading(comparison.config, seeds) + spread + list(more)
+    set_title(drawn, heading(comparison.config, seeds) + spread + list(more))
+
+
+def set_title(drawn: Figure, parts: Sequence[str]) -> None:
+    """Write the parts of a title above a figure, in as many lines as it needs."""
     # The title is as wide as the figure: 110 characters take 11 inches.
     width = int(10 * drawn.get_figwidth())
     # Between parts rather than within one; a part that is longer than a line is broken where it must.
     whole = [part.replace(" ", "\xa0") if len(part) < width else part for part in parts]
-    heading = textwrap.fill(" · ".join(whole), width).replace("\xa0", " ")
+    text = textwrap.fill(" · ".join(whole), width).replace("\xa0", " ")
     # A "$" in a path or a name must not be read as mathematics.
-    drawn.suptitle(heading, fontsize=12).set_parse_math(False)
+    drawn.suptitle(text, fontsize=12).set_parse_math(False)
 
 
-def _heading(config: Mapping[str, Any], seeds: Sequence[int]) -> list[str]:
+def heading(config: Mapping[str, Any], seeds: Sequence[int]) -> list[str]:
+    """Return the parts of a title: the settings that a figure's runs share, and their seeds."""
     parts = [str(config[name]) for name in ("dataset", "partition") if config.get(name) is not None]
     if config.get("clients") is not None:
         parts.append(f"{config['clients']} clients")
+    if config.get("rounds") is not None:
+        parts.append(f"{config['rounds']} round{'' if config['rounds'] == 1 else 's'}")
+    parts += _models(config.get("model"))
     if len(seeds) > _FEW_SEEDS:
         parts.append(f"{len(seeds)} seeds")
     else:
         parts.append(f"seed{'' if len(seeds) == 1 else 's'} {', '.join(map(str, seeds))}")
     if config.get("imbalance") is not None:
         parts.append(f"imbalance {config['imbalance']:g}")
+    if config.get("classes") is not None and config.get("dataset") != "own":
+        parts.append(f"classes {config['classes']}")
     if config.get("attack") is not None:
         parts.append(f"{config['attack']} by {config.get('attackers')}")
     return parts
 
 
+def _models(model: object) -> list[str]:
+    """Return the part of a title that names the models, of which a comparison may have one for each method."""
+    names = list(dict.fromkeys(model.values() if isinstance(model, Mapping) else [model]))
+    if names in ([], [None]):
+        return []
+    return [str(names[0]).replace(",", ", ")] if len(names) == 1 else [f"{len(names)} models, by method"]
+
+
 def measured_on(config: Mapping[str, Any]) -> str:
     """Return the name of the samples on which the global model was measured."""
     return "validation part" if config.get("validation") else "common test set"
+
+
+def shared_config(comparisons: Iterable[Comparison]) -> dict[str, Any]:
+    """Return the part of their configurations in which comparisons agree, for a title of all of them.
+
+    >>> shared_config([Comparison({"rounds": 3, "clients": n}, {}, "", ()) for n in (5, 10)])
+    {'rounds': 3}
+    """
+    first, *others = [comparison.config for comparison in comparisons]
+    return {
+        name: value
+        for name, value in first.items()
+        if all(name in config and config[name] == value for config in others)
+    }
 
 
 def method_styles(comparison: Comparison) -> dict[str, dict[str, Any]]:

@@ -214,8 +214,48 @@ def test_a_result_without_a_global_model_has_nothing_to_draw(command: Command) -
     assert (code, out, err) == (2, "", "flwr-kd: no method of 'o' has a global model: fedproto\n")
 
 
+def test_who_has_what_is_drawn_with_and_without_a_run(command: Command, tmp_path: Path) -> None:
+    for name, form in (("a", "iid"), ("b", "dirichlet:0.5")):
+        code = command(
+            "simulate", "fedavg", *TINY, "--no-arrays", "--partition", form, "--out", f"runs/{name}"
+        ).code
+        assert code == 0
+    # A folder of results is all of them.
+    code, out, err = command("plot", "classes", "runs")
+    assert (code, err, out) == (0, "", f"classes: {tmp_path / 'runs' / 'classes.png'}\n")
+    assert is_a_picture(tmp_path / "runs" / "classes.png")
+    code, out, err = command("plot", "sweep", "runs/a", "runs/b", "--out", "s.png")
+    assert (code, err, out) == (0, "", f"sweep: {tmp_path / 's.png'}\n")
+    assert is_a_picture(tmp_path / "s.png")
+    divided = ("--partition", "iid", "--partition", "ktpfl-2:max", "--clients", "4", "--classes", "0,3,5")
+    code, out, err = command("plot", "partition", *divided, "--limit", "150", "--dots", "--out", "p.png")
+    assert (code, err, out) == (0, "", f"partition: {tmp_path / 'p.png'}\n")
+    assert is_a_picture(tmp_path / "p.png")
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("classes", "none"), "no folder 'none': name that of a result"),
+        (("sweep", "empty"), "no result in 'empty': there is no result.json, nor in its folders"),
+        (("partition", "--partition", "idd"), "unknown partition 'idd' (did you mean 'iid'?)"),
+        (("partition", "--seed", "-1"), "seed must be a whole number from 0, got -1"),
+        (("partition", "--out", "empty"), "out must be a file, got the folder 'empty'"),
+    ],
+)
+def test_what_cannot_be_drawn_is_one_line(
+    command: Command, tmp_path: Path, args: tuple[str, ...], message: str
+) -> None:
+    (tmp_path / "empty" / ".unfinished").mkdir(parents=True)
+    code, out, err = command("plot", *args)
+    assert (code, out) == (2, "")
+    assert message in err
+    assert len(err.splitlines()) == 1
+
+
 def test_the_plots_are_listed(command: Command) -> None:
     for args in (("plot",), ("plot", "--help")):
         code, out, err = command(*args)
         assert (code, err) == (0, "")
-        assert all(name in out for name in ("tsne", "landscape", "samples", "coefficients"))
+        names = ("tsne", "landscape", "samples", "coefficients", "classes", "partition", "sweep")
+        assert all(name in out for name in names)
