@@ -8,14 +8,29 @@ from typing_extensions import TypeVar
 
 from flwr_kd.config import MethodConfig, hyper
 
-__all__ = ["AVERAGES", "DistillationConfig", "DistillationConfigT"]
+__all__ = ["AVERAGES", "BATCHNORMS", "DistillationConfig", "DistillationConfigT", "StudentConfig"]
 
 AVERAGES = ("logits", "probabilities")
 """What the ensemble averages over its teachers; see :func:`flwr_kd.distillation.teachers.soft_labels`."""
 
+BATCHNORMS = ("train", "eval", "re-estimated")
+"""What a student's BatchNorm normalises by; see :func:`flwr_kd.distillation.student.distil_student`."""
+
 
 @dataclass(frozen=True, kw_only=True)
-class DistillationConfig(MethodConfig):
+class StudentConfig(MethodConfig):
+    """Methods in which a model learns from an ensemble, at the server or at a client."""
+
+    distill_batchnorm: str = hyper(
+        "train",
+        "BatchNorm of the student in a distillation: a batch's statistics, which move the running ones; the "
+        "running ones of the models' mean; or those estimated anew on the distillation samples before it",
+        choices=BATCHNORMS,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistillationConfig(StudentConfig):
     """Methods that distil an ensemble of models into one; the defaults are those of FedHEAD's appendix H.1.
 
     Batch size, optimiser, learning rate and weight decay apply to local training and to distillation alike.

@@ -25,7 +25,7 @@ from flwr_kd.learning.cores import Copies, Cores, draws_at_random
 from flwr_kd.learning.device import placed
 from flwr_kd.learning.divided import DividedLoss, is_divisible
 from flwr_kd.learning.held_out import hold_out
-from flwr_kd.learning.loop import fit, make_optimizer
+from flwr_kd.learning.loop import BatchNorms, fit, make_optimizer
 from flwr_kd.learning.passes import pass_size
 from flwr_kd.learning.weights import check_finite_weights, load_weights
 from flwr_kd.seeding import torch_generator
@@ -50,7 +50,8 @@ class Distillation:
     Attributes
     ----------
     config : DistillationConfig
-        Batch size, optimiser, patience, share of held-out samples, and which weights are kept.
+        Batch size, optimiser, patience, share of held-out samples, which weights are kept, and the mode of
+        BatchNorm.
     epochs : int
         Maximum number of passes over the samples.
     learning_rate : float
@@ -241,6 +242,13 @@ def distil_student(
     :class:`EarlyStopping` acts on it. With nothing held out (no samples, or a share that rounds to none) all
     epochs are run, and the last weights are kept.
 
+    BatchNorm normalises by the statistics that the config's ``distill-batchnorm`` names. ``train``: those of the
+    batch, which also move the running ones. ``eval``: the student's running ones, which stay as they are; a mean of
+    models has the mean of their statistics, which are not those of its own activations. ``re-estimated``: the same
+    with running statistics that are estimated anew, with the weights with which the student starts, on the
+    samples on which it is trained. They are estimated before the first step and not after the last, so that the
+    function that is trained is the one that is kept.
+
     Parameters
     ----------
     model : nn.Module
@@ -288,10 +296,15 @@ def distil_student(
     def loss(model: nn.Module, x: Tensor, *target: Tensor) -> Tensor:
         return matching.loss(target, matching.outputs(model, x))
 
+    batchnorm = config.distill_batchnorm == "train"
+    if config.distill_batchnorm == "re-estimated":
+        _estimate_statistics(model, samples, rows, how, device)
+    trained = loss if batchnorm is matching.training else _with_batchnorm(loss, training=batchnorm)
     with how.on_cores(device) as cores:
-        step: Callable[..., Tensor] = functools.partial(loss, model)
-        if device.type == "cpu" and is_divisible(model, samples.example(), training=matching.training):
-            step = DividedLoss(model, loss, cores, training=matching.training)
+        step: Callable[..., Tensor] = functools.partial(trained, model)
+        modes = {"training": matching.training, "batchnorm": batchnorm}
+        if device.type == "cpu" and is_divisible(model, samples.example(), **modes):
+            step = DividedLoss(model, trained, cores, training=matching.training)
         stopping = None
         if len(held_out):
             stopping = EarlyStopping(config.patience, _mean_loss(model, loss, held_out_batches(), cores))
@@ -310,6 +323,25 @@ def distil_student(
     check_finite_weights(model, "the student's weights")
     model.eval()
     return Distilled(epochs, mean, None if stopping is None else stopping.lowest)
+
+
+def _estimate_statistics(
+    model: nn.Module, samples: Batches, rows: Tensor, how: Distillation, device: torch.device
+) -> None:
+    """Estimate BatchNorm's running statistics on some rows of the samples, in batches of the training's size."""
+    order = torch_generator(how.seed, "statistics")
+    inputs = (x.to(device) for x, _, _ in samples.indexed(how.config.batch_size, order, rows))
+    BatchNorms(model.eval()).estimate(inputs, functools.partial(how.matching.outputs, model))
+
+
+def _with_batchnorm(loss: Callable[..., Tensor], *, training: bool) -> Callable[..., Tensor]:
+    """Return a loss that is computed with BatchNorm in a mode of its own; a single sample has no statistics."""
+
+    def computed(model: nn.Module, x: Tensor, *target: Tensor) -> Tensor:
+        with BatchNorms(model).in_mode(training=training and len(x) > 1):
+            return loss(model, x, *target)
+
+    return computed
 
 
 def _mean_loss(

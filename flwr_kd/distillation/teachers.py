@@ -44,8 +44,9 @@ class Matching:
     targets : callable
         Maps the means to the student's targets ``[N, ...]``.
     training : bool
-        Whether the student is in training mode. In eval mode BatchNorm uses its running statistics and does not
-        update them, and the gradient is zero for a student that equals its only teacher.
+        Whether the student is in training mode, without dropout if not. The mode of its BatchNorm layers is the
+        config's ``distill-batchnorm``. Where both are in eval mode, the gradient is zero for a student that equals
+        its only teacher.
     """
 
     outputs: Callable[[nn.Module, Tensor], Outputs]

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.conv import _ConvNd
 
 from flwr_kd.learning.cores import Copies, Cores, draws_at_random
@@ -26,7 +26,7 @@ written and added. With less work than this they would make a step on one core s
 """
 
 
-def is_divisible(model: nn.Module, x: Tensor, *, training: bool) -> bool:
+def is_divisible(model: nn.Module, x: Tensor, *, training: bool, batchnorm: bool | None = None) -> bool:
     """Return whether the gradient of a mean loss is that of the batch's parts, and is worth the division.
 
     It is not where a sample's outputs depend on the rest of the batch, or on a random generator: BatchNorm and
@@ -41,6 +41,8 @@ def is_divisible(model: nn.Module, x: Tensor, *, training: bool) -> bool:
         A sample's input, ``[1, ...]``. A model on another device than the CPU is not divided.
     training : bool
         Whether the model is trained in training mode.
+    batchnorm : bool, optional
+        Whether its BatchNorm layers are; as the model if None.
 
     Examples
     --------
@@ -56,7 +58,10 @@ def is_divisible(model: nn.Module, x: Tensor, *, training: bool) -> bool:
     norms = [module for module in model.modules() if isinstance(module, _NormBase)]
     if any(norm.running_mean is None for norm in norms):
         return False
-    if training and (norms or may_draw_from_global_rng(model)):
+    modes = [
+        training if batchnorm is None or not isinstance(norm, _BatchNorm) else batchnorm for norm in norms
+    ]
+    if any(modes) or (training and may_draw_from_global_rng(model)):
         return False
     work = _multiplications(model, x)
     parameters = sum(parameter.numel() for parameter in model.parameters())

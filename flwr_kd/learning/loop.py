@@ -150,17 +150,54 @@ class BatchNorms:
     def __init__(self, model: nn.Module) -> None:
         self._layers = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
 
-    @contextmanager
-    def frozen(self) -> Iterator[None]:
+    def frozen(self) -> AbstractContextManager[None]:
         """Let them use their running statistics, without a change to them, inside the block."""
-        layers = [layer for layer in self._layers if layer.training]
+        return self.in_mode(training=False)
+
+    @contextmanager
+    def in_mode(self, *, training: bool) -> Iterator[None]:
+        """Let them be in training mode, or in eval mode, inside the block, whatever the model is in."""
+        layers = [layer for layer in self._layers if layer.training is not training]
         for layer in layers:
-            layer.eval()
+            layer.train(training)
         try:
             yield
         finally:
             for layer in layers:
-                layer.train()
+                layer.train(not training)
+
+    @torch.no_grad()
+    def estimate(self, batches: Iterable[Tensor], forward: Callable[[Tensor], object]) -> None:
+        """Replace the running statistics by those of the batches, with the weights as they are.
+
+        The mean over batches weights them by their sizes. Means and variances of a layer are those of its inputs
+        while the layers before it normalise each batch by its own statistics, as in training.
+
+        Parameters
+        ----------
+        batches : iterable of Tensor
+            ``[B, ...]`` each. Those of a single sample, which have no variance, are left out; without any other
+            the statistics do not change.
+        forward : callable
+            A forward pass. All other layers stay in the mode in which they are.
+        """
+        layers = [layer for layer in self._layers if layer.running_mean is not None]
+        before = [layer.momentum for layer in layers]
+        seen = 0
+        try:
+            for x in batches:
+                if not layers or len(x) < 2:
+                    continue
+                seen += len(x)
+                for layer in layers:
+                    if seen == len(x):
+                        layer.reset_running_stats()
+                    layer.momentum = len(x) / seen
+                with self.in_mode(training=True):
+                    forward(x)
+        finally:
+            for layer, momentum in zip(layers, before, strict=True):
+                layer.momentum = momentum
 
     @contextmanager
     def statistics_kept(self) -> Iterator[None]:

@@ -43,6 +43,13 @@ def _mlp(shape: Sequence[int], width: int, layer: str) -> nn.Module:
     )
 
 
+def _mlp_bn(shape: Sequence[int], width: int, layer: str) -> nn.Module:
+    return nn.Sequential(
+        *(nn.Flatten(), nn.Linear(math.prod(shape), 200), nn.BatchNorm1d(200), nn.ReLU()),
+        *_feature_layer(200, width, layer),
+    )
+
+
 def _mlp4(shape: Sequence[int], width: int, layer: str) -> nn.Module:
     return nn.Sequential(
         *(nn.Flatten(), nn.Linear(math.prod(shape), 200), nn.ReLU()),
@@ -345,6 +352,7 @@ ARCHITECTURES = {
     "cnn": Architecture(_cnn, 512, 4),
     "lenet": Architecture(_lenet, 84, 4),
     "mlp": Architecture(_mlp, 64, None),
+    "mlp-bn": Architecture(_mlp_bn, 64, None),
     "mlp4": Architecture(_mlp4, 200, None),
     "resnet18": Architecture(_resnet18, 64, 8, feature_layer="linear"),
     "resnet32": Architecture(_cifar_resnet(5), 64, 4),

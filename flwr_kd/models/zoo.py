@@ -46,6 +46,7 @@ def build_model(
     cnn          McMahan et al. 2017: two 5×5 convolutions, 32 and 64   512      4
     lenet        LeNet-5 with ReLU and max pooling                      84       4
     mlp          a hidden layer of 200; takes input of any shape        64       any
+    mlp-bn       as mlp, with BatchNorm behind the hidden layer         64       any
     mlp4         FedHEAD's for network traffic: three hidden layers of
                  200; takes input of any shape                          200      any
     resnet18     torchvision's, with its stem                           64       8
@@ -85,7 +86,7 @@ def build_model(
         One of `MODELS`.
     input_shape
         Shape of one sample without the batch: ``(channels, height, width)``; ``(length,)`` for ``bilstm``; any
-        shape for ``mlp`` and ``mlp4``.
+        shape for ``mlp``, ``mlp-bn`` and ``mlp4``.
     num_classes
         ``C``, at least 2.
     seed

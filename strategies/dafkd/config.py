@@ -4,11 +4,12 @@ from dataclasses import dataclass
 
 from typing_extensions import TypeVar
 
-from flwr_kd.config import MethodConfig, hyper
+from flwr_kd.config import hyper
+from flwr_kd.distillation.config import StudentConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class DaFKDConfig(MethodConfig):
+class DaFKDConfig(StudentConfig):
     """DaFKD; the defaults of its own fields are the authors', with as many server batches as local epochs."""
 
     discriminator_rounds: int = hyper(

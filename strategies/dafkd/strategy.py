@@ -201,7 +201,12 @@ class DaFKD(KDStrategy[DaFKDConfigT, ScoresT], Generic[DaFKDConfigT, ScoresT]):
         matching = domain_matching(config.server_temperature)
         # Of its own config: one pass over the batches, by Adam without weight decay, and nothing held out.
         how = Distillation(
-            DistillationConfig(batch_size=config.batch_size, validation_share=0.0, weight_decay=0.0),
+            DistillationConfig(
+                batch_size=config.batch_size,
+                validation_share=0.0,
+                weight_decay=0.0,
+                distill_batchnorm=config.distill_batchnorm,
+            ),
             epochs=1,
             learning_rate=config.server_learning_rate,
             seed=seed,

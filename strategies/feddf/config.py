@@ -12,12 +12,24 @@ class FedDFConfig(DistillationConfig):
 
     server_epochs: int = hyper(20, "n_g, maximum passes over the public data per round", ge=1)
     average: str = hyper(
-        "logits", "what is averaged over the teachers: logits or probabilities", choices=AVERAGES
+        "probabilities",
+        "what is averaged over the teachers: their probabilities, weighted by samples (FedHEAD's comparison), or "
+        "their logits, unweighted (FedDF's own paper)",
+        choices=AVERAGES,
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class PFedDFConfig(FedDFConfig):
-    """pFedDF: FedDF's values, and epochs of fine-tuning, for which KT-pFL's paper says "several"."""
+    """pFedDF: FedDF's values and its own paper's average, and epochs of fine-tuning.
 
+    KT-pFL's paper says "several" of their number.
+    """
+
+    average: str = hyper(
+        "logits",
+        "what is averaged over the teachers: their probabilities, weighted by samples (FedHEAD's comparison), or "
+        "their logits, unweighted (FedDF's own paper)",
+        choices=AVERAGES,
+    )
     finetune_epochs: int = hyper(20, "passes over the client's training data after the last round", ge=0)

@@ -27,8 +27,22 @@ from .config import FedDFConfig, PFedDFConfig
 _STATE = "prototypes"
 
 
+def teachers_of(
+    config: FedDFConfig, distiller: ServerDistiller, template: ArrayTemplate, replies: Sequence[Reply]
+) -> Group:
+    """Return the group of the clients' models, whose mean is weighted by samples; their logits' mean is not."""
+    group = Group.of_replies(distiller, template, replies)
+    if config.average == "logits":
+        return group._replace(teacher_weights=[1.0] * len(replies))
+    return group
+
+
 class FedDF(DistillingStrategy[FedDFConfig]):
     """FedDF (Lin et al., NeurIPS 2020): the server distils the clients' models on unlabelled public data.
+
+    By default as FedHEAD's paper compares with it: the teacher is the mean of the clients' probabilities, weighted
+    by samples. With ``average=logits`` it is FedDF's own, the softmax of the unweighted mean of their logits. In
+    both the student starts from the mean of the models, weighted by samples.
 
     Parameters
     ----------
@@ -61,7 +75,7 @@ class FedDF(DistillingStrategy[FedDFConfig]):
         self, phase: str, server_round: int, replies: Iterable[Reply], arrays: ArrayRecord | None
     ) -> ArrayRecord | None:
         """Average the models, weighted by sample counts, and distil their ensemble into the mean."""
-        group = Group.of_replies(self.distiller, self.template, list(replies))
+        group = teachers_of(self.config, self.distiller, self.template, list(replies))
         self.round_trips += len(group.models)
         distilled = self.distil(
             group,
@@ -232,7 +246,8 @@ class PFedDF(KDStrategy[PFedDFConfig]):
             cores=self.cores,
         )
         groups = [
-            Group.of_replies(self.distillers[g], self.templates[g], members[g]) for g in sorted(members)
+            teachers_of(self.config, self.distillers[g], self.templates[g], members[g])
+            for g in sorted(members)
         ]
         distilled = distil_groups(groups, how, server_round=server_round)
         for g, arrays_of_group in zip(sorted(members), distilled, strict=True):

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from flwr_kd.checks import ConfigError
 from flwr_kd.config import hyper
-from flwr_kd.distillation.config import DistillationConfig
+from flwr_kd.distillation.config import BATCHNORMS, DistillationConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +25,12 @@ class FedHybConfig(DistillationConfig):
     weight_decay: float = hyper(0.0, "L2 penalty of the optimiser", ge=0)
     validation_share: float = hyper(
         0.0, "share of the distillation samples held out for the validation loss", ge=0, lt=1
+    )
+    distill_batchnorm: str = hyper(
+        "eval",
+        "BatchNorm of the global model in the server's distillation: a batch's statistics, which move the running "
+        "ones; the running ones of the models' mean; or those estimated anew on the proxy data before it",
+        choices=BATCHNORMS,
     )
     self_weight: float = hyper(0.1, "a, weight of the clients' self-distillation; 0 disables it", ge=0)
     sub_networks: int = hyper(2, "M, number of slim sub-networks per batch, each with its own view", ge=1)

@@ -95,8 +95,8 @@ class FedHyb(DistillingStrategy[FedHybConfig]):
 def predictions_and_features(config: FedHybConfig) -> Matching:
     """Return the matching of the clients' mean predictions and mean features, which are plain means.
 
-    The global model is in eval mode: its running statistics stay those of the clients' data, and with one client
-    the gradient is zero.
+    The global model is in eval mode, and by default its BatchNorm layers as well: running statistics stay those of
+    the clients' data, and with one client the gradient is zero.
     """
 
     def outputs(model: Any, x: Tensor) -> tuple[Tensor, ...]:

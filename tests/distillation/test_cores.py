@@ -75,21 +75,25 @@ def shift(model: Arrays) -> None:
 
 
 @pytest.mark.parametrize(
-    ("build", "matching", "divided"),
+    ("build", "matching", "batchnorm", "divided"),
     [
-        (lambda seed: zoo("mlp", seed), soft_labels(), False),
-        (lambda seed: zoo("lenet", seed), soft_labels("logits"), True),
-        (lambda seed: zoo("resnet8", seed), soft_labels(), False),
-        (lambda seed: zoo("resnet8", seed), predictions_and_features(FedHybConfig()), True),
-        (tapped, predictions_and_features(FedHybConfig()), True),
+        (lambda seed: zoo("mlp", seed), soft_labels(), "train", False),
+        (lambda seed: zoo("lenet", seed), soft_labels("logits"), "train", True),
+        (lambda seed: zoo("resnet8", seed), soft_labels(), "train", False),
+        (lambda seed: zoo("resnet8", seed), soft_labels(), "re-estimated", True),
+        (lambda seed: zoo("resnet8", seed), predictions_and_features(FedHybConfig()), "eval", True),
+        (lambda seed: zoo("resnet8", seed), predictions_and_features(FedHybConfig()), "train", False),
+        (tapped, predictions_and_features(FedHybConfig()), "eval", True),
     ],
-    ids=["mlp", "lenet", "resnet8", "resnet8-features", "tapped-features"],
+    ids=["mlp", "lenet", "resnet8", "re-estimated", "features", "features-train", "tapped-features"],
 )
 def test_the_same_bits_on_any_number_of_cores(
-    build: Callable[[int], nn.Module], matching: Matching, divided: bool
+    build: Callable[[int], nn.Module], matching: Matching, batchnorm: str, divided: bool
 ) -> None:
-    assert is_divisible(build(0), torch.zeros(1, *IMAGE), training=matching.training) == divided
-    results = [distil([group(build)], count, matching, keep="best") for count in COUNTS]
+    modes = {"training": matching.training, "batchnorm": batchnorm == "train"}
+    assert is_divisible(build(0), torch.zeros(1, *IMAGE), **modes) == divided
+    settings = {"keep": "best", "distill_batchnorm": batchnorm}
+    results = [distil([group(build)], count, matching, **settings) for count in COUNTS]
     assert all(equal(results[0], result) for result in results[1:])
 
 

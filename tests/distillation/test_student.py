@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import hierarchy as oracle
@@ -12,6 +13,7 @@ import torch
 from ensembles import (
     CLASSES,
     CPU,
+    Arrays,
     ForwardLog,
     close,
     configured,
@@ -22,6 +24,7 @@ from ensembles import (
     named,
     net,
     noisy,
+    noisy_logits,
     noisy_weights,
     repeatable,
     unlabelled,
@@ -32,12 +35,13 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from flwr_kd.distillation.config import AVERAGES
+from flwr_kd.distillation.config import AVERAGES, BATCHNORMS
 from flwr_kd.distillation.student import Distillation, Distilled, EarlyStopping, distil_student
-from flwr_kd.distillation.teachers import Matching
+from flwr_kd.distillation.teachers import Matching, soft_labels
 from flwr_kd.learning.batches import DatasetError
 from flwr_kd.learning.held_out import hold_out
 from flwr_kd.learning.weights import get_weights
+from flwr_kd.seeding import torch_generator
 
 
 class TestHoldOut:
@@ -286,6 +290,104 @@ class TestDistillation:
             )
         with pytest.raises(FloatingPointError, match="no teacher"):
             distil(net(), named(draw(9)), [student], TensorDataset(10 * inputs(5)))
+
+
+class TestBatchNorm:
+    """The modes of a student's BatchNorm, against steps by hand in float64; dropout has its own mode."""
+
+    NAMES = ("2.running_mean", "2.running_var", "2.num_batches_tracked")
+
+    def distil(self, batchnorm: str, **changes: Any) -> tuple[Arrays, Arrays, Tensor]:
+        """Return the student before and after, and the samples."""
+        model, x, student = noisy(), inputs(20), noisy_weights(7)
+        model[4].p = 0.0
+        options: dict[str, Any] = {
+            "epochs": 3,
+            "learning_rate": 0.1,
+            "distill_batchnorm": batchnorm,
+        } | changes
+        distil(model, student, [noisy_weights(k) for k in range(2)], TensorDataset(x), **options)
+        assert not any(module.training for module in model.modules())
+        return student, get_weights(model), x
+
+    def by_hand(self, student: Arrays, x: Tensor, steps: int) -> nn.Module:
+        """Take full-batch steps with the running statistics that the student has."""
+        model = noisy().double().eval()
+        model.load_state_dict({name: torch.from_numpy(np.array(value)) for name, value in student.items()})
+        teachers = [noisy_logits(x, noisy_weights(k)) for k in range(2)]
+        targets = torch.stack([torch.softmax(torch.from_numpy(logits), dim=1) for logits in teachers]).mean(
+            dim=0
+        )
+        for _ in range(steps):
+            loss = -(targets * torch.log_softmax(model(x.double()), dim=1)).sum(dim=1).mean()
+            grads = torch.autograd.grad(loss, list(model.parameters()))
+            with torch.no_grad():
+                for parameter, grad in zip(model.parameters(), grads, strict=True):
+                    parameter -= 0.1 * grad
+        return model
+
+    def test_eval_trains_with_the_running_statistics_and_keeps_them(self) -> None:
+        student, after, x = self.distil("eval")
+        for name in self.NAMES:
+            np.testing.assert_array_equal(after[name], student[name])
+        for name, value in self.by_hand(student, x, 3).state_dict().items():
+            np.testing.assert_allclose(after[name], value.numpy(), rtol=0, atol=3e-6, err_msg=name)
+        assert np.abs(after["1.weight"] - student["1.weight"]).max() > 1e-3
+
+    def test_re_estimated_statistics_are_those_of_the_samples_at_the_start(self) -> None:
+        student, after, x = self.distil("re-estimated")
+        z = x.double().numpy() @ student["1.weight"].astype(np.float64).T + student["1.bias"]
+        student |= {"2.running_mean": z.mean(axis=0), "2.running_var": z.var(axis=0, ddof=1)}
+        student["2.num_batches_tracked"] = np.array(1)
+        for name, value in self.by_hand(student, x, 3).state_dict().items():
+            np.testing.assert_allclose(after[name], value.numpy(), rtol=0, atol=3e-6, err_msg=name)
+
+    def test_held_out_samples_are_in_no_statistics(self) -> None:
+        student, after, x = self.distil("re-estimated", validation_share=0.3, patience=9, seed=4)
+        rows, _ = hold_out(20, 0.3, torch_generator(4, "hold-out"))
+        z = x[rows].double().numpy() @ student["1.weight"].astype(np.float64).T + student["1.bias"]
+        np.testing.assert_allclose(after["2.running_mean"], z.mean(axis=0), atol=1e-5)
+
+    def test_batches_of_the_training_are_drawn_for_the_statistics(self) -> None:
+        """Sorted by class, for example, the samples of a batch would vary less than all do."""
+        _, after, _ = self.distil("re-estimated", batch_size=5, epochs=1)
+        assert int(after["2.num_batches_tracked"]) == 4
+        _, other, _ = self.distil("re-estimated", batch_size=5, epochs=1, seed=1)
+        assert np.abs(after["2.running_var"] - other["2.running_var"]).max() > 1e-3
+
+    @pytest.mark.parametrize("batchnorm", BATCHNORMS)
+    @pytest.mark.parametrize("training", [False, True])
+    def test_dropout_has_the_mode_of_the_matching(self, batchnorm: str, training: bool) -> None:
+        model, x, modes = noisy(), inputs(20), []
+        model.register_forward_hook(lambda *_: modes.append((model[4].training, model[2].training)))
+        how = Distillation(
+            configured(distill_batchnorm=batchnorm, batch_size=19),
+            epochs=2,
+            learning_rate=0.1,
+            seed=0,
+            matching=replace(soft_labels(), training=training),
+        )
+        targets = torch.full((20, CLASSES), 1 / CLASSES)
+        distil_student(model, noisy_weights(7), (targets,), unlabelled(TensorDataset(x)), how, CPU)
+        first = 1 if batchnorm == "re-estimated" else 0
+        assert modes[:first] == [(False, True)] * first
+        # The last batch of one sample has joined the other.
+        assert modes[first:] == [(training, batchnorm == "train")] * 2
+
+    def test_a_batch_of_one_has_no_statistics(self) -> None:
+        """It is trained on in eval mode, whatever the mode is."""
+        for batchnorm in BATCHNORMS:
+            model, student = noisy(), noisy_weights(7)
+            how = Distillation(
+                configured(distill_batchnorm=batchnorm),
+                epochs=2,
+                learning_rate=0.1,
+                seed=0,
+                matching=replace(soft_labels(), training=False),
+            )
+            targets = torch.full((1, CLASSES), 1 / CLASSES)
+            distil_student(model, student, (targets,), unlabelled(TensorDataset(inputs(1))), how, CPU)
+            np.testing.assert_array_equal(get_weights(model)["2.running_var"], student["2.running_var"])
 
 
 class TestGivenTargets:

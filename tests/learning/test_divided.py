@@ -77,6 +77,13 @@ def test_which_steps_are_divided(
     assert is_divisible(model, x, training=False) == evaluating
 
 
+@pytest.mark.parametrize(("training", "batchnorm"), [(True, False), (False, True)])
+def test_batchnorm_in_a_mode_of_its_own(training: bool, batchnorm: bool) -> None:
+    model, x = zoo("resnet8", COLOURS), torch.zeros(1, *COLOURS)
+    assert is_divisible(model, x, training=training, batchnorm=batchnorm) is not batchnorm
+    assert is_divisible(model, x, training=training) is not training
+
+
 @pytest.mark.parametrize("count", [1, 31, 32, 33, 64, 70, 300])
 @pytest.mark.parametrize("name", ["cnn", "lenet"])
 def test_the_gradient_is_that_of_the_whole_batch(name: str, count: int) -> None:

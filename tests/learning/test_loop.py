@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from flwr_kd.learning.loop import fit, make_optimizer
+from flwr_kd.learning.loop import BatchNorms, fit, make_optimizer
 from flwr_kd.strategies.fedavg import FedAvg
 
 CONFIG = FedAvg().config
@@ -117,3 +117,42 @@ def test_sparse_gradients_have_the_plain_step() -> None:
     )
     assert not torch.equal(model[0].weight[:4], before[:4])
     assert torch.equal(model[0].weight[4], before[4])
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_batchnorm_is_in_a_mode_of_its_own_and_then_as_before(training: bool) -> None:
+    model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Dropout())
+    for whole in (False, True):
+        model.train(whole)
+        with BatchNorms(model).in_mode(training=training):
+            assert [layer.training for layer in model] == [whole, training, whole]
+        assert [layer.training for layer in model] == [whole] * 3
+
+
+def test_statistics_are_the_means_of_batches_by_their_sizes() -> None:
+    """The single sample has no variance, and counts in nothing."""
+    draw = torch.Generator().manual_seed(0)
+    batches = [torch.randn(size, 2, generator=draw, dtype=torch.float64) for size in (3, 1, 5)]
+    model = nn.Sequential(nn.BatchNorm1d(2, momentum=0.3), nn.Linear(2, 3), nn.BatchNorm1d(3)).double().eval()
+    nn.init.constant_(model[0].running_mean, float("nan"))
+    BatchNorms(model).estimate(batches, model)
+    used = [batches[0], batches[2]]
+    normed = [(x - x.mean(0)) / (x.var(0, unbiased=False) + 1e-5).sqrt() for x in used]
+    for layer, inputs in ((model[0], used), (model[2], [model[1](x) for x in normed])):
+        mean, variance = (
+            sum(len(x) * value for x, value in zip(inputs, values, strict=True)) / 8
+            for values in ([x.mean(0) for x in inputs], [x.var(0) for x in inputs])
+        )
+        torch.testing.assert_close(layer.running_mean, mean)
+        torch.testing.assert_close(layer.running_var, variance)
+        assert int(layer.num_batches_tracked) == 2
+    assert (model[0].momentum, model[2].momentum, model[0].training) == (0.3, 0.1, False)
+
+
+def test_statistics_of_nothing_stay_as_they_are() -> None:
+    model = nn.Sequential(nn.BatchNorm1d(2), nn.BatchNorm1d(2, track_running_stats=False)).eval()
+    model[0].running_mean.fill_(7)
+    BatchNorms(model).estimate([torch.ones(1, 2)], model)
+    assert model[0].running_mean.tolist() == [7, 7]
+    BatchNorms(model).estimate([torch.ones(2, 2)], model)
+    assert model[0].running_mean.tolist() == [1, 1]

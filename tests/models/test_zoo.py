@@ -32,6 +32,7 @@ FEATURE_DIMS = {
     "cnn": 512,
     "lenet": 84,
     "mlp": 64,
+    "mlp-bn": 64,
     "mlp4": 200,
     "resnet18": 64,
     "resnet32": 64,
@@ -89,6 +90,7 @@ def test_names() -> None:
         # These were counted by hand.
         ("resnet8", (3, 32, 32), 10, 75_290),
         ("mlp", (1, 8, 8), 10, 64 * 200 + 200 + 200 * 64 + 64 + 64 * 10 + 10),
+        ("mlp-bn", (1, 8, 8), 10, 64 * 200 + 200 + 2 * 200 + 200 * 64 + 64 + 64 * 10 + 10),
         ("mlp4", (1, 8, 8), 10, 64 * 200 + 200 + 3 * (200 * 200 + 200) + 200 * 10 + 10),
         ("resnet18", (1, 28, 28), 10, 11_209_994 - 2 * 64 * 49),
         ("shufflenet", (1, 28, 28), 10, 1_286_734 - 2 * 24 * 9),
@@ -424,7 +426,7 @@ def test_a_split_model_names_mismatches() -> None:
 
 
 @pytest.mark.parametrize("shape", [(16,), (1,), (2, 3), (1, 2, 3, 4)], ids=str)
-@pytest.mark.parametrize("name", ["mlp", "mlp4"])
+@pytest.mark.parametrize("name", ["mlp", "mlp-bn", "mlp4"])
 def test_mlps_take_any_shape(name: str, shape: tuple[int, ...]) -> None:
     assert build(name, shape)(batch(shape)).shape == (2, 10)
 
@@ -442,7 +444,7 @@ def test_bilstm_has_the_papers_layers() -> None:
     assert model.feature_dim == 64
 
 
-@pytest.mark.parametrize(("name", "layers"), [("bilstm", 5), ("mlp", 2), ("mlp4", 4)])
+@pytest.mark.parametrize(("name", "layers"), [("bilstm", 5), ("mlp", 2), ("mlp-bn", 2), ("mlp4", 4)])
 def test_every_hidden_layer_has_a_relu(name: str, layers: int) -> None:
     linear = [m for m in build(name).extractor.modules() if isinstance(m, nn.Linear | nn.ReLU)]
     assert [type(m) for m in linear] == [nn.Linear, nn.ReLU] * layers

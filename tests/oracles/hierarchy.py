@@ -265,13 +265,16 @@ def feddf(
     rate: float,
     n_l: int,
     n_g: int,
-    average: str = "logits",
+    average: str = "probabilities",
 ) -> Linear:
-    """One round: all clients' models are the ensemble, their mean is the student."""
+    """One round: all clients' models are the ensemble, their mean is the student.
+
+    FedDF's algorithm 1 has 1/|S| Σ_k f(x_k) of logits, FedHEAD's section 3.3 weights probabilities by samples.
+    """
     local = [train(start, data, rate, n_l) for data in clients.values()]
     sizes = [len(data.x) for data in clients.values()]
-    student = mean(local, sizes)
-    return descend(student, reference, ensemble(reference, local, sizes, average), rate, n_g)
+    student, weights = mean(local, sizes), [1] * len(sizes) if average == "logits" else sizes
+    return descend(student, reference, ensemble(reference, local, weights, average), rate, n_g)
 
 
 def round_trips(algorithm: str, *, sectors: int, clients: int, rounds: int) -> int:

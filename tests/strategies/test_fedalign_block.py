@@ -27,6 +27,7 @@ def block_of(model: nn.Module, x: Tensor | None = None) -> Block:
 
 @pytest.mark.parametrize(("name", "layer", "channels", "step"), [
     ("mlp", "extractor.3", 200, 1),
+    ("mlp-bn", "extractor.4", 200, 1),
     ("mlp4", "extractor.7", 200, 1),
     ("lenet", "extractor.9", 120, 1),
     ("cnn", "extractor.7", 64, 16),

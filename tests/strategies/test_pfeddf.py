@@ -128,15 +128,18 @@ def mean_by_hand(models: Sequence[nn.Module], sizes: Sequence[int]) -> dict[str,
 def round_by_hand(
     prototypes: Prototypes, present: Sequence[int], average: str, distilled: Sequence[str] = KINDS
 ) -> Prototypes:
-    """Run one round of FedDF with groups, in float64; a teacher's share is its samples' share of all samples."""
+    """Run one round of FedDF with groups, in float64.
+
+    A teacher's share is its samples' share of all samples for probabilities, and the same for all for logits.
+    """
     x = reference().double()
     local = {k: trained_by_hand(prototypes, k) for k in present}
-    total = sum(P_SIZES[k] for k in present)
+    counts = {k: 1 if average == "logits" else P_SIZES[k] for k in present}
     with torch.no_grad():
         outputs = {k: model.eval()(x) for k, model in local.items()}
         if average == "probabilities":
             outputs = {k: u.softmax(dim=1) for k, u in outputs.items()}
-        targets = sum(P_SIZES[k] / total * u for k, u in outputs.items())
+        targets = sum(counts[k] / sum(counts.values()) * u for k, u in outputs.items())
         assert isinstance(targets, Tensor)
         targets = targets.softmax(dim=1) if average == "logits" else targets
     new = dict(prototypes)
@@ -458,7 +461,7 @@ def test_the_learning_rate_of_the_last_round_is_that_of_fine_tuning() -> None:
 def test_pfeddfs_defaults() -> None:
     config = PFedDFConfig()
     assert config.finetune_epochs == 20
-    assert config.to_wire() == FedDFConfig().to_wire() | {"finetune-epochs": 20}
+    assert config.to_wire() == FedDFConfig().to_wire() | {"finetune-epochs": 20, "average": "logits"}
     with pytest.raises(ConfigError, match=r"finetune-epochs must be >= 0, got -1"):
         PFedDFConfig(finetune_epochs=-1)
 

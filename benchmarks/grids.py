@@ -1,0 +1,202 @@
+"""Grids of settings, each cell with the same seeds: searches on validation data, and claims of the pages.
+
+`fedhyb-server`: FedHyb's epochs and learning rate at the server, on validation data (a fifth of the training part
+that no client has) and seeds that no table uses, at the reported round.
+
+`batchnorm-MODEL`: BatchNorm of the student (`distill-batchnorm`) in FedDF, FedHEAD and FedHEAD+, with ResNet8 and with
+an MLP. Accuracies on validation data, which decide the default, and those of the same models on the whole test set.
+
+Usage: python benchmarks/grids.py NAME --out FILE [--cells NAME,...]     (times of one core: see GRIDS)
+
+The file is written after each run, and runs that it has are not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import logging
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from flwr_kd import registry
+from flwr_kd.distillation.config import BATCHNORMS
+from flwr_kd.experiments.data import bundle_of
+from flwr_kd.experiments.evaluation import evaluator
+from flwr_kd.experiments.experiment import Experiment
+from flwr_kd.experiments.runner import run
+from flwr_kd.files import write_atomically
+from flwr_kd.results.provenance import versions
+from flwr_kd.server.checkpoint import Checkpoint
+
+VALUES = ("global_accuracy", "local_accuracy", "trained_accuracy")
+"""What is kept of a run's last round, as far as it was measured."""
+
+SHORT = (
+    "local-epochs=5",
+    "batch-size=32",
+    "lr-decay=1",
+    "weight-decay=1e-4",
+    "sector-epochs=10",
+    "server-epochs=10",
+)
+"""The settings of benchmarks/fedhead.sh: the paper's, with fewer epochs and smaller batches."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One setting of a grid: a method, its hyper-parameters, and what differs from the grid's experiment."""
+
+    method: str
+    settings: tuple[str, ...] = ()
+    experiment: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Cells by name, which are measured with the same seeds.
+
+    Attributes
+    ----------
+    control : str
+        The cell with which the others are compared, seed by seed.
+    tested : bool
+        Whether the last global models are also measured on the whole test set, where ``experiment`` measures on
+        validation data.
+    """
+
+    control: str
+    cells: dict[str, Cell]
+    seeds: tuple[int, ...]
+    experiment: dict[str, Any]
+    settings: tuple[str, ...] = ()
+    tested: bool = False
+
+
+def fedhyb_server() -> Grid:
+    """Epochs and learning rate of the server's distillation; ten rounds, as in the tables. Some 13 minutes."""
+    tried = {
+        1: ("1e-5", "3e-5", "1e-4", "3e-4", "1e-3"),
+        5: ("1e-5", "3e-5", "1e-4", "1e-3"),
+        20: ("1e-5", "1e-4", "1e-3"),
+    }
+    cells = {"fedavg": Cell("fedavg", ("lr-decay=1",))}
+    for epochs, rates in tried.items():
+        for rate in rates:
+            settings = (f"server-epochs={epochs}", f"server-learning-rate={rate}")
+            cells[f"epochs-{epochs}-rate-{rate}"] = Cell("fedhyb-3", settings)
+    experiment = {"dataset": "digits", "model": "cnn", "partition": "inner-dirichlet:0.5", "validation": True}
+    return Grid("fedavg", cells, (10, 11, 12, 13), experiment, ("local-epochs=5", "batch-size=16"))
+
+
+def batchnorm(model: str, seeds: tuple[int, ...]) -> Grid:
+    """The student's BatchNorm; some 15 minutes with ResNet8, 4 with the MLP."""
+    cells = {"fedavg": Cell("fedavg")}
+    for method in ("feddf", "fedhead", "fedhead-plus"):
+        for mode in BATCHNORMS:
+            cells[f"{method}-{mode}"] = Cell(method, (f"distill-batchnorm={mode}",))
+    experiment = {"dataset": "digits", "model": model, "partition": "dirichlet:0.1", "validation": True}
+    return Grid("fedavg", cells, seeds, experiment, SHORT, tested=True)
+
+
+GRIDS = {
+    "fedhyb-server": fedhyb_server,
+    "batchnorm-resnet8": functools.partial(batchnorm, "resnet8", (0, 1, 2)),
+    "batchnorm-mlp": functools.partial(batchnorm, "mlp-bn", (0, 1, 2, 3, 4)),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("name", choices=GRIDS)
+    parser.add_argument("--out", type=Path, required=True, help="file of the result, JSON")
+    parser.add_argument("--cells", help="only these, separated by commas")
+    options = parser.parse_args()
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    grid = GRIDS[options.name]()
+    names = options.cells.split(",") if options.cells else list(grid.cells)
+    document = begun(options.out, options.name, grid)
+    for name, seed in missing(document, grid, names):
+        print(f"{options.name}: {name}, seed {seed}", file=sys.stderr, flush=True)
+        values = measured(grid, grid.cells[name], seed)
+        document["cells"][name]["seeds"][str(seed)] = values
+        write_atomically(options.out, (json.dumps(document, indent=2) + "\n").encode())
+    print(json.dumps(document, indent=2))
+
+
+def begun(path: Path, name: str, grid: Grid) -> dict[str, Any]:
+    """Return the document so far; its cells that are no longer of this grid are left out."""
+    before = json.loads(path.read_text(encoding="utf-8"))["cells"] if path.exists() else {}
+    cells = {}
+    for key, cell in grid.cells.items():
+        said = {
+            "method": cell.method,
+            "settings": [*own_settings(grid, cell)],
+            "experiment": {**grid.experiment, **cell.experiment},
+        }
+        old = before.get(key, {})
+        same = all(old.get(what) == value for what, value in said.items())
+        cells[key] = {**said, "seeds": old["seeds"] if same else {}}
+    return {
+        "command": f"python benchmarks/grids.py {name}",
+        "versions": versions(),
+        "control": grid.control,
+        "seeds": list(grid.seeds),
+        "cells": cells,
+    }
+
+
+def own_settings(grid: Grid, cell: Cell) -> Iterator[str]:
+    """Yield the settings that the cell's method has; a cell's own win over the grid's."""
+    known = registry.get(cell.method).config_class.field_types()
+    chosen = {setting.partition("=")[0] for setting in cell.settings}
+    for setting in grid.settings:
+        name = setting.partition("=")[0]
+        if name not in chosen and name.replace("-", "_") in known:
+            yield setting
+    yield from cell.settings
+
+
+def missing(document: dict[str, Any], grid: Grid, names: list[str]) -> list[tuple[str, int]]:
+    """Return the runs to make, seed by seed, so that what is interrupted has the same seeds in most cells."""
+    cells = document["cells"]
+    return [(name, seed) for seed in grid.seeds for name in names if str(seed) not in cells[name]["seeds"]]
+
+
+def measured(grid: Grid, cell: Cell, seed: int) -> dict[str, Any]:
+    """Run once, and return the last round's accuracies, in [0, 1], and the global ones of all rounds."""
+    method = registry.get(cell.method)
+    experiment = Experiment(
+        **{"backend": "inline", "workers": 1, "device": "cpu", **grid.experiment, **cell.experiment}
+    )
+    experiment = replace(experiment, seed=seed)
+    with tempfile.TemporaryDirectory() as folder:
+        keep = Path(folder) / "arrays" if grid.tested else None
+        result = run(method, experiment, method.config([*own_settings(grid, cell)]), keep=keep)
+        values = {name: getattr(result.rounds[-1], name, None) for name in VALUES}
+        if keep is not None:
+            values["test_accuracy"] = on_test_set(method, experiment, keep)
+    values["rounds"] = [each.global_accuracy for each in result.rounds]
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def on_test_set(method: registry.Method, experiment: Experiment, folder: Path) -> float:
+    """Return the accuracy of a run's last global model on the whole test set."""
+    kept = Checkpoint.load(folder, method.strategy.__name__)
+    assert kept is not None
+    own = experiment.of(method)
+    evaluate = evaluator(own.build_model, bundle_of(replace(own, validation=False)))
+    metrics = evaluate(own.rounds, kept.arrays)
+    assert metrics is not None
+    return float(metrics["accuracy"])
+
+
+if __name__ == "__main__":
+    main()
