@@ -3,8 +3,9 @@
 `fedhyb-server`: FedHyb's epochs and learning rate at the server, on validation data (a fifth of the training part
 that no client has) and seeds that no table uses, at the reported round.
 
-`batchnorm-MODEL`: BatchNorm of the student (`distill-batchnorm`) in FedDF, FedHEAD and FedHEAD+, with ResNet8 and with
-an MLP. Accuracies on validation data, which decide the default, and those of the same models on the whole test set.
+`batchnorm-MODEL`: BatchNorm of the student (`distill-batchnorm`) in FedDF, FedHEAD and FedHEAD+, with ResNet8 and
+with an MLP. Accuracies on validation data, which decide the default, and those of the same models on the whole test
+set.
 
 Usage: python benchmarks/grids.py NAME --out FILE [--cells NAME,...]     (times of one core: see GRIDS)
 

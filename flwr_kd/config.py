@@ -24,10 +24,12 @@ __all__ = [
     "ConfigT",
     "LocalStepsConfig",
     "MethodConfig",
+    "StepDecayConfig",
     "StepsConfig",
     "hyper",
     "knowledge_control",
     "meant",
+    "rows_to_train_on",
 ]
 
 PARTS = ("model", "head")
@@ -261,6 +263,42 @@ class MethodConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StepDecayConfig(MethodConfig):
+    r"""Hyper-parameters of methods whose learning rate can fall with each step.
+
+    After i steps it is :math:`\eta / (1 + d \cdot i)`, Keras' ``decay`` of an optimiser that is never made anew.
+    The steps are those of all clients and of the server's distillations in the run so far, as planned: with all
+    epochs, in the order of partition ids, as if clients took turns.
+
+    Examples
+    --------
+    >>> [StepDecayConfig(step_decay=1e-4).step_factor(i) for i in (0, 2500, 10_000)]
+    [1.0, 0.8, 0.5]
+    >>> StepDecayConfig(local_epochs=2, batch_size=20).planned_steps("train", 50)
+    6
+    """
+
+    step_decay: float = hyper(
+        0.0,
+        "d, after i steps of all clients and of the server the learning rate is divided by 1 + d·i (Keras' decay)",
+        ge=0,
+    )
+
+    def step_factor(self, steps: int) -> float:
+        """Return the factor on learning rates after a number of steps."""
+        return 1 / (1 + self.step_decay * steps)
+
+    def planned_steps(self, phase: str, samples: int) -> int:
+        """Return the number of steps of a client that has a number of samples, in a phase with all its epochs."""
+        return self.local_epochs * self.batches(samples)
+
+    def batches(self, samples: int) -> int:
+        """Return the number of batches in a pass over a number of samples; a last single one joins another."""
+        count = -(-samples // self.batch_size)
+        return count - (count > 1 and samples - (count - 1) * self.batch_size == 1)
+
+
+@dataclass(frozen=True, kw_only=True)
 class LocalStepsConfig(MethodConfig):
     """Hyper-parameters of methods whose clients train on a number of batches per round.
 
@@ -305,6 +343,15 @@ class StepsConfig(LocalStepsConfig):
             raise ConfigError(
                 f"momentum must be 0, since the steps are those of plain SGD, got {self.momentum:g}"
             )
+
+
+def rows_to_train_on(count: int, share: float) -> int:
+    """Return how many rows :func:`flwr_kd.learning.held_out.hold_out` leaves to train on; one at least of any.
+
+    >>> rows_to_train_on(20, 0.1), rows_to_train_on(4, 0.1), rows_to_train_on(2, 0.99), rows_to_train_on(0, 0.5)
+    (18, 4, 1, 0)
+    """
+    return count - min(int(count * share + 0.5), max(count - 1, 0))
 
 
 # Messages of many clients have the same values. Typed, since 1, 1.0 and True are equal keys.

@@ -6,12 +6,16 @@ from dataclasses import FrozenInstanceError, dataclass
 from typing import Any
 
 import pytest
+import torch
 from flwr.app import ConfigRecord
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flwr_kd.checks import ConfigError
-from flwr_kd.config import MethodConfig, hyper
+from flwr_kd.config import MethodConfig, StepDecayConfig, hyper
+from flwr_kd.learning.batches import into_batches
+from flwr_kd.strategies.feddf import PFedDFConfig
+from flwr_kd.strategies.fedhead import FedHEADConfig
 from flwr_kd.text import unknown_name
 
 repeatable = settings(max_examples=60, deadline=None, derandomize=True)
@@ -236,3 +240,22 @@ class TestLearningRate:
     def test_never_rises(self, config: Config, server_round: int) -> None:
         now, after = config.learning_rate_at(server_round), config.learning_rate_at(server_round + 1)
         assert 0 <= after <= now <= config.learning_rate_at(1) == config.learning_rate
+
+
+@pytest.mark.parametrize("size", range(1, 12))
+def test_batches_are_counted_as_they_are_made(size: int) -> None:
+    for samples in range(40):
+        counted = StepDecayConfig(batch_size=size).batches(samples)
+        assert counted == len(into_batches(torch.arange(samples), size))
+
+
+def test_planned_steps_of_the_phases() -> None:
+    assert StepDecayConfig(local_epochs=3, batch_size=4).planned_steps("train", 10) == 9
+    fedhead = FedHEADConfig(local_epochs=3, sector_epochs=5, batch_size=4, validation_share=0.2)
+    assert [fedhead.planned_steps(phase, 10) for phase in ("train", "distill", "distill-again")] == [
+        9,
+        10,
+        10,
+    ]
+    pfeddf = PFedDFConfig(local_epochs=3, finetune_epochs=2, batch_size=4)
+    assert [pfeddf.planned_steps(phase, 10) for phase in ("train", "finetune")] == [9, 6]

@@ -34,7 +34,7 @@ from flwr_kd.learning.allocator import keep_freed_memory
 from flwr_kd.learning.batches import Batches
 from flwr_kd.learning.device import resolve_device
 from flwr_kd.learning.fetched import Fetched
-from flwr_kd.learning.loop import fit, make_optimizer
+from flwr_kd.learning.loop import falling_rate, fit, make_optimizer
 from flwr_kd.learning.passes import pass_size
 from flwr_kd.learning.precision import computed_in, named_precision
 from flwr_kd.learning.weights import buffer_names, load_weights, size_of
@@ -418,8 +418,9 @@ class KDClient(NumPyClient, Generic[ConfigT]):
                     x = self.augment(x, views)
                 yield (x, *map(self.to_device, others))
 
-        count = config.local_epochs if epochs is None else epochs
-        return fit(self.trained(), optimizer, epoch, self.in_precision(objective), epochs=count)
+        count, loss = config.local_epochs if epochs is None else epochs, self.in_precision(objective)
+        falling = falling_rate(optimizer, config, task.steps_before)
+        return fit(self.trained(), optimizer, epoch, loss, epochs=count, after_step=falling)
 
     def to_device(self, batch: Tensor) -> Tensor:
         """Return a batch on the client's device, images in its memory format.

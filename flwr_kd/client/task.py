@@ -104,6 +104,11 @@ class Task(Generic[ConfigT]):
         """Return a private generator for one purpose in this phase."""
         return torch_generator(self.seed, purpose)
 
+    @property
+    def steps_before(self) -> int:
+        """Steps of the run before this client's, where the learning rate falls with them; else 0."""
+        return int(self.extra.get(records.STEPS, 0))
+
     def read(self, kind: type[P], **dims: int) -> P | None:
         """Decode the payload as a message of a kind; None if none was sent.
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from typing_extensions import TypeVar
 
-from flwr_kd.config import MethodConfig, hyper
+from flwr_kd.config import MethodConfig, StepDecayConfig, hyper
 
 __all__ = ["AVERAGES", "BATCHNORMS", "DistillationConfig", "DistillationConfigT", "StudentConfig"]
 
@@ -30,7 +30,7 @@ class StudentConfig(MethodConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DistillationConfig(StudentConfig):
+class DistillationConfig(StudentConfig, StepDecayConfig):
     """Methods that distil an ensemble of models into one; the defaults are those of FedHEAD's appendix H.1.
 
     Batch size, optimiser, learning rate and weight decay apply to local training and to distillation alike.

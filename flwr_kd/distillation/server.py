@@ -315,7 +315,9 @@ class DistillingStrategy(KDStrategy[DistillationConfigT], Generic[DistillationCo
             matching=matching,
             learning_rate=learning_rate,
             cores=self.cores,
+            steps_before=self.current_run.steps.taken,
         )
+        self.current_run.steps.add(self.config, how.planned_steps(len(group.distiller.samples)))
         (result,) = distil_groups([group], how, server_round=server_round)
         # None is only possible beside another group.
         return group.mean() if result is None else result

@@ -17,6 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from flwr_kd.config import rows_to_train_on
 from flwr_kd.distillation.config import DistillationConfig
 from flwr_kd.distillation.samples import batches_on, check_all_present, check_samples
 from flwr_kd.distillation.teachers import Matching, Weights, ensemble_means, soft_labels
@@ -25,7 +26,7 @@ from flwr_kd.learning.cores import Copies, Cores, draws_at_random
 from flwr_kd.learning.device import placed
 from flwr_kd.learning.divided import DividedLoss, is_divisible
 from flwr_kd.learning.held_out import hold_out
-from flwr_kd.learning.loop import BatchNorms, fit, make_optimizer
+from flwr_kd.learning.loop import BatchNorms, falling_rate, fit, make_optimizer
 from flwr_kd.learning.passes import pass_size
 from flwr_kd.learning.weights import check_finite_weights, load_weights
 from flwr_kd.seeding import torch_generator
@@ -62,6 +63,8 @@ class Distillation:
         What the student learns; by default the ensemble's probabilities, by cross-entropy.
     cores : int, optional
         Number of cores that compute; see :meth:`on_cores`.
+    steps_before : int
+        Steps of the run before it, where the learning rate falls with them.
     """
 
     config: DistillationConfig
@@ -70,6 +73,7 @@ class Distillation:
     seed: int
     matching: Matching = field(default_factory=soft_labels)
     cores: int | None = None
+    steps_before: int = 0
 
     @classmethod
     def in_round(
@@ -82,10 +86,16 @@ class Distillation:
         matching: Matching | None = None,
         learning_rate: float | None = None,
         cores: int | None = None,
+        steps_before: int = 0,
     ) -> Distillation:
         """Return a round's distillation, counted from 1; by default with the config's learning rate in it."""
         rate = config.learning_rate_at(server_round) if learning_rate is None else learning_rate
-        return cls(config, epochs, rate, seed, soft_labels() if matching is None else matching, cores)
+        matching = soft_labels() if matching is None else matching
+        return cls(config, epochs, rate, seed, matching, cores, steps_before)
+
+    def planned_steps(self, samples: int) -> int:
+        """Return the number of steps with all epochs, those on which nothing is held out."""
+        return self.epochs * self.config.batches(rows_to_train_on(samples, self.config.validation_share))
 
     def on_cores(self, device: torch.device) -> Cores:
         """Return the cores for models on a device.
@@ -281,6 +291,7 @@ def distil_student(
     rows, held_out = hold_out(len(samples), config.validation_share, torch_generator(how.seed, "hold-out"))
     order = torch_generator(how.seed, "order")
     optimizer = make_optimizer(model, config, how.learning_rate)
+    falling = falling_rate(optimizer, config, how.steps_before)
 
     def batch(x: Tensor, chunk: Tensor) -> tuple[Tensor, ...]:
         return (x.to(device), *(target[chunk.to(target.device)].to(device) for target in targets))
@@ -311,7 +322,9 @@ def distil_student(
         best = copy.deepcopy(model.state_dict()) if stopping is not None and config.keep == "best" else None
         mean, epochs = 0.0, 0
         while epochs < how.epochs and not (stopping is not None and stopping.stopped):
-            mean = fit(model, optimizer, epoch, step, epochs=1, training=matching.training)
+            mean = fit(
+                model, optimizer, epoch, step, epochs=1, training=matching.training, after_step=falling
+            )
             epochs += 1
             improved = stopping is not None and stopping.improves(
                 _mean_loss(model, loss, held_out_batches(), cores)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from flwr_kd.config import rows_to_train_on
+
 __all__ = ["hold_out"]
 
 
@@ -18,5 +20,5 @@ def hold_out(count: int, share: float, generator: torch.Generator) -> tuple[Tens
     (18, 2, True)
     """
     order = torch.randperm(count, generator=generator)
-    size = min(int(count * share + 0.5), max(count - 1, 0))
+    size = count - rows_to_train_on(count, share)
     return order[size:].sort().values, order[:size].sort().values

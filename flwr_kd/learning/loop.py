@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flwr_kd.config import MethodConfig
+from flwr_kd.config import MethodConfig, StepDecayConfig
 from flwr_kd.text import first_line
 
-__all__ = ["BatchNorms", "batchnorm_frozen", "fit", "make_optimizer"]
+__all__ = ["BatchNorms", "batchnorm_frozen", "falling_rate", "fit", "make_optimizer"]
 
 _FUSED = ("cpu", "cuda", "mps")
 """Devices with fused optimisers. Recent versions of PyTorch refuse others in the first step only."""
@@ -27,6 +27,7 @@ def fit(
     *,
     epochs: int,
     training: bool = True,
+    after_step: Callable[[], object] | None = None,
 ) -> float:
     """Minimise a loss; the model ends in eval mode.
 
@@ -46,6 +47,8 @@ def fit(
         At least 0.
     training : bool
         False: in eval mode, for fine-tuning that does not change BatchNorm's running statistics.
+    after_step : callable, optional
+        Called after each step of the optimiser; see :func:`falling_rate`.
 
     Returns
     -------
@@ -75,6 +78,8 @@ def fit(
                 optimizer.zero_grad(set_to_none=True)
                 value.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
+            if after_step is not None:
+                after_step()
             amounts.append(value.detach().reshape(()))
             sizes.append(size)
         mean = _mean_loss(amounts, sizes, epoch)
@@ -136,6 +141,23 @@ def make_optimizer(
         with suppress(RuntimeError):
             return kind(parameters, fused=True, **options)
     return kind(parameters, **options)
+
+
+def falling_rate(
+    optimizer: torch.optim.Optimizer, config: MethodConfig, steps_before: int
+) -> Callable[[], None] | None:
+    """Let an optimiser's learning rates fall with each step; None for a config whose rates do not.
+
+    Returns
+    -------
+    callable or None
+        To be called after each step. The rates are those of the next step, the first being number ``steps_before``,
+        from 0; see :class:`flwr_kd.config.StepDecayConfig`.
+    """
+    if not isinstance(config, StepDecayConfig) or not config.step_decay:
+        return None
+    factor = config.step_factor
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: factor(steps_before + step)).step
 
 
 class BatchNorms:

@@ -70,6 +70,7 @@ class Checkpoint:
     run: str = ""
     trained: Mapping[int, int] = field(default_factory=dict)
     partitions: int = 0
+    steps: int = 0
 
     @staticmethod
     def prepare(folder: Path) -> None:
@@ -106,6 +107,7 @@ class Checkpoint:
             "run": self.run,
             "trained": json.dumps(list(self.trained.items())),
             "partitions": str(self.partitions),
+            "steps": str(self.steps),
             "infinite": json.dumps(_infinities(tensors)),
         }
         path = folder / CHECKPOINT
@@ -166,6 +168,7 @@ class Checkpoint:
                 run=metadata.get("run", ""),
                 trained=trained,
                 partitions=read_whole_number("its number of clients", metadata.get("partitions", "0"), 0),
+                steps=read_whole_number("its number of steps", metadata.get("steps", "0"), 0),
             )
         except ConfigError as error:
             raise ConfigError(f"{path} is damaged: {error}") from None

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message
 
+from flwr_kd.config import MethodConfig, StepDecayConfig
 from flwr_kd.server.records import Node, Outgoing, RoundStats
 from flwr_kd.transport import flower_records
 from flwr_kd.transport.delivery import lifetime
 from flwr_kd.transport.records import entries, record_of
 
-__all__ = ["Messages", "PersonalRounds"]
+__all__ = ["Messages", "PersonalRounds", "StepCount"]
 
 
 @dataclass
@@ -68,6 +69,45 @@ class PersonalRounds:
             flower_records.TRAINED: self.trained.get(node.key, 0),
             flower_records.KNOWN: self.asked.get(node.key, self.resumed),
         }
+
+
+@dataclass
+class StepCount:
+    """The steps of a run, for methods whose learning rate falls with them.
+
+    Attributes
+    ----------
+    taken : int
+        Those of all clients and of the server so far, as planned; see :class:`flwr_kd.config.StepDecayConfig`.
+    """
+
+    taken: int = 0
+
+    def ask(
+        self, config: MethodConfig, phase: str, nodes: Iterable[Node], *, max_examples: int
+    ) -> dict[int, dict[str, int]]:
+        """Return by node id the steps before a client's own, ``steps-before``, and count those of a phase.
+
+        Nothing where the learning rate does not fall.
+
+        Parameters
+        ----------
+        nodes : iterable of Node
+            In the order of partition ids, in which they count as taking turns.
+        max_examples : int
+            Largest number of samples that a client's claim counts with.
+        """
+        before: dict[int, dict[str, int]] = {}
+        if isinstance(config, StepDecayConfig) and config.step_decay:
+            for node in nodes:
+                before[node.node_id] = {flower_records.STEPS: self.taken}
+                self.add(config, config.planned_steps(phase, min(node.num_examples, max_examples)))
+        return before
+
+    def add(self, config: MethodConfig, steps: int) -> None:
+        """Count steps, where the learning rate falls with them."""
+        if isinstance(config, StepDecayConfig) and config.step_decay:
+            self.taken += steps
 
 
 @dataclass(frozen=True)

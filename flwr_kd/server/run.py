@@ -17,7 +17,7 @@ from flwr_kd.learning.allocator import keep_freed_memory
 from flwr_kd.server.checkpoint import CHECKPOINT, Checkpoint, CheckpointWriter, partitions_of
 from flwr_kd.server.last_round import measure_others
 from flwr_kd.server.measurements import mean_evaluation, summarise
-from flwr_kd.server.messages import Messages, PersonalRounds
+from flwr_kd.server.messages import Messages, PersonalRounds, StepCount
 from flwr_kd.server.nodes import Roster, draw
 from flwr_kd.server.records import KDResult, Node, Outgoing, Reply, RoundStats, VoidRoundsError
 from flwr_kd.server.replies import Replies, ReplyChecker, TooFewReplies, evaluations
@@ -53,6 +53,8 @@ class Run:
         The clients.
     personal : PersonalRounds
         What is known about the clients' personal models.
+    steps : StepCount
+        The steps so far, where the learning rate falls with them.
     checkpoints : CheckpointWriter
         Writes the rounds from which the run could be resumed.
     checker : ReplyChecker
@@ -78,7 +80,7 @@ class Run:
         self.key = secrets.token_hex(8)
         question = {**strategy.config.to_wire(), flower_records.SEED: strategy.seed}
         self.roster = Roster(self._refusal, question, timeout)
-        self.personal = PersonalRounds()
+        self.personal, self.steps = PersonalRounds(), StepCount()
         self.checkpoints = CheckpointWriter(strategy.checkpoint_dir, strategy.checkpoint_seconds)
         self.checker = ReplyChecker(strategy)
         self.voids = self.partitions = self.resumed_partitions = 0
@@ -282,15 +284,20 @@ class Run:
         saved = whole = server_round - 1
         if strategy.checkpoint_dir is not None:
             saved, whole = self.checkpoints.saved, self.checkpoints.whole
+        nodes = sorted((out.node for out in outgoing), key=lambda node: node.order)
+        steps = self.steps.ask(strategy.config, phase, nodes, max_examples=strategy.max_examples)
         return self.messages.train(
             phase,
             server_round,
             outgoing,
             strategy.stats,
             names_of=lambda node: strategy.template_of(node).names,
-            personal=lambda node: self.personal.ask(
-                node, server_round, first_phase=phase == strategy.phases[0], saved=saved, whole=whole
-            ),
+            personal=lambda node: {
+                **self.personal.ask(
+                    node, server_round, first_phase=phase == strategy.phases[0], saved=saved, whole=whole
+                ),
+                **steps.get(node.node_id, {}),
+            },
             extra=extra,
         )
 
@@ -442,6 +449,7 @@ class Run:
                 run=self.key,
                 trained=dict(self.personal.trained),
                 partitions=self.partitions,
+                steps=self.steps.taken,
             )
         )
 
@@ -478,6 +486,6 @@ class Run:
             strategy.load_state_arrays(checkpoint.state)
         except (ConfigError, ValueError, KeyError, TypeError) as error:
             raise ConfigError(f"{path} cannot be used: {first_line(error)}") from None
-        self.resumed_partitions = checkpoint.partitions
+        self.resumed_partitions, self.steps.taken = checkpoint.partitions, checkpoint.steps
         self.key, self.personal.trained = checkpoint.run or self.key, dict(checkpoint.trained)
         return checkpoint.server_round, restored

@@ -54,6 +54,7 @@ VERSION = "wire-version"
     KNOWN,
     SAVED,
     WHOLE,
+    STEPS,
     STATE_LOST,
     UNCOVERED,
     REFUSAL,
@@ -69,11 +70,12 @@ VERSION = "wire-version"
     "known-round",
     "saved-round",
     "whole-round",
+    "steps-before",
     "state-lost",
     "payload-uncovered",
     "refusal",
 )
-SET_BY_RUN = frozenset({PAYLOAD, PHASE, ROUND, SEED, NAMES, MAX_BYTES, RUN, TRAINED, KNOWN, SAVED})
+SET_BY_RUN = frozenset({PAYLOAD, PHASE, ROUND, SEED, NAMES, MAX_BYTES, RUN, TRAINED, KNOWN, SAVED, STEPS})
 """What the run sets in each message's config, whatever a user's scalars are."""
 MEASURE = "measure"
 """The phase that an evaluate message names if the client is to measure its own model, as after its training."""

@@ -8,14 +8,16 @@ from flwr_kd.registry import BATCH_NORM, Method, register
 
 if TYPE_CHECKING:
     from .client import FedAvgClient
+    from .config import FedAvgConfig
     from .strategy import FedAvg
 
-__all__ = ["FedAvg", "FedAvgClient"]
+__all__ = ["FedAvg", "FedAvgClient", "FedAvgConfig"]
 
 __getattr__, __dir__ = exports(
     __name__,
     {
         "client": ("FedAvgClient",),
+        "config": ("FedAvgConfig",),
         "strategy": ("FedAvg",),
     },
 )
@@ -25,6 +27,7 @@ register(
         name="fedavg",
         strategy_path=f"{__name__}.strategy:FedAvg",
         client_path=f"{__name__}.client:FedAvgClient",
+        config_path=f"{__name__}.config:FedAvgConfig",
         paper="McMahan et al., Communication-Efficient Learning of Deep Networks, AISTATS 2017",
         exchanged="weights",
         leaves_client="its weights",

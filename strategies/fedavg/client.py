@@ -2,6 +2,10 @@
 
 from flwr_kd.client.client import KDClient
 
+from .config import FedAvgConfig
 
-class FedAvgClient(KDClient):
+
+class FedAvgClient(KDClient[FedAvgConfig]):
     """Trains on cross-entropy on the local data, which the base class implements."""
+
+    config_class = FedAvgConfig

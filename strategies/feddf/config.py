@@ -33,3 +33,7 @@ class PFedDFConfig(FedDFConfig):
         choices=AVERAGES,
     )
     finetune_epochs: int = hyper(20, "passes over the client's training data after the last round", ge=0)
+
+    def planned_steps(self, phase: str, samples: int) -> int:
+        """Return the steps of a client's training, or of its fine-tuning."""
+        return (self.finetune_epochs if phase == "finetune" else self.local_epochs) * self.batches(samples)

@@ -244,7 +244,10 @@ class PFedDF(KDStrategy[PFedDFConfig]):
             seed=derive_seed(self.seed, "server", server_round),
             matching=soft_labels(self.config.average),
             cores=self.cores,
+            steps_before=self.current_run.steps.taken,
         )
+        planned = len(members) * how.planned_steps(len(self.distillers[0].samples))
+        self.current_run.steps.add(self.config, planned)
         groups = [
             teachers_of(self.config, self.distillers[g], self.templates[g], members[g])
             for g in sorted(members)

@@ -46,7 +46,13 @@ class FedHEADClient(KDClient[FedHEADConfig]):
             teachers,
             message.weights.tolist(),
             self.knowledge_batches,
-            Distillation.in_round(config, task.server_round, epochs=config.sector_epochs, seed=task.seed),
+            Distillation.in_round(
+                config,
+                task.server_round,
+                epochs=config.sector_epochs,
+                seed=task.seed,
+                steps_before=task.steps_before,
+            ),
             self.device,
         )
         metrics = {

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from flwr_kd.config import hyper
+from flwr_kd.config import hyper, rows_to_train_on
 from flwr_kd.distillation.config import DistillationConfig
 
 
@@ -23,3 +23,9 @@ class FedHEADConfig(DistillationConfig):
     )
     sector_epochs: int = hyper(20, "n_s, maximum passes of a leader over its data in the distillation", ge=1)
     server_epochs: int = hyper(20, "n_g, maximum passes of FedHEAD+'s server over the public data", ge=1)
+
+    def planned_steps(self, phase: str, samples: int) -> int:
+        """Return the steps of a client's training, or of a leader's distillation with all its epochs."""
+        if phase == "train":
+            return super().planned_steps(phase, samples)
+        return self.sector_epochs * self.batches(rows_to_train_on(samples, self.validation_share))

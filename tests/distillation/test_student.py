@@ -38,7 +38,7 @@ from torch.utils.data import TensorDataset
 from flwr_kd.distillation.config import AVERAGES, BATCHNORMS
 from flwr_kd.distillation.student import Distillation, Distilled, EarlyStopping, distil_student
 from flwr_kd.distillation.teachers import Matching, soft_labels
-from flwr_kd.learning.batches import DatasetError
+from flwr_kd.learning.batches import DatasetError, into_batches
 from flwr_kd.learning.held_out import hold_out
 from flwr_kd.learning.weights import get_weights
 from flwr_kd.seeding import torch_generator
@@ -614,3 +614,30 @@ def hold_out_rows(x: Tensor, student: Linear, teachers: list[Linear]) -> list[in
         epochs=1,
     )
     return sorted(set(range(len(x))) - set(seen.rows(training=True)))
+
+
+def test_the_rate_of_a_distillation_falls_with_the_steps_of_the_run() -> None:
+    """Steps of decay only: the student shrinks by 1 - rate · weight decay, at the rates of iterations 5 to 10."""
+    model, student, x = net(), draw(3), inputs(12)
+    targets = torch.softmax(torch.from_numpy(oracle.logits(x.double().numpy(), student)), dim=1).float()
+    how = Distillation(
+        configured(batch_size=4, weight_decay=0.2, step_decay=0.3),
+        epochs=2,
+        learning_rate=0.5,
+        seed=0,
+        matching=Matching(lambda model, x: (model(x),), lambda targets, outputs: 0 * outputs[0].sum()),
+        steps_before=5,
+    )
+    distil_student(model, named(student), (targets,), unlabelled(TensorDataset(x)), how, CPU)
+    factor = math.prod(1 - 0.2 * 0.5 / (1 + 0.3 * i) for i in range(5, 11))
+    close(linear_of(model), oracle.linear(student.W * factor, student.b * factor))
+    assert how.planned_steps(12) == 6
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.5])
+def test_planned_steps_are_those_of_the_batches_that_are_trained_on(share: float) -> None:
+    config = configured(batch_size=4, validation_share=share)
+    for size in range(1, 15):
+        rows, _ = hold_out(size, share, torch.Generator().manual_seed(0))
+        how = Distillation(config, epochs=3, learning_rate=0.5, seed=0)
+        assert how.planned_steps(size) == 3 * len(into_batches(rows, 4))

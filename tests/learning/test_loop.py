@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from flwr_kd.learning.loop import BatchNorms, fit, make_optimizer
+from flwr_kd.config import StepDecayConfig
+from flwr_kd.learning.loop import BatchNorms, falling_rate, fit, make_optimizer
 from flwr_kd.strategies.fedavg import FedAvg
 
 CONFIG = FedAvg().config
@@ -156,3 +158,29 @@ def test_statistics_of_nothing_stay_as_they_are() -> None:
     assert model[0].running_mean.tolist() == [7, 7]
     BatchNorms(model).estimate([torch.ones(2, 2)], model)
     assert model[0].running_mean.tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("before", [0, 7])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_the_rate_falls_with_each_step_as_that_of_keras(optimizer: str, before: int) -> None:
+    """lr / (1 + decay · iterations), the first step being iteration 0; a gradient of 1 moves by the rate."""
+    config = StepDecayConfig(optimizer=optimizer, step_decay=0.5)
+    model = nn.Linear(1, 1, bias=False).double()
+    used = make_optimizer(model, config, 0.1)
+    seen: list[float] = []
+
+    def loss(x: Tensor) -> Tensor:
+        seen.append(float(model.weight.detach()))
+        return model(x).sum()
+
+    batches = [(torch.ones(1, 1, dtype=torch.float64),)] * 3
+    fit(model, used, lambda: batches, loss, epochs=2, after_step=falling_rate(used, config, before))
+    moves = np.diff([*seen, float(model.weight.detach())])
+    expected = [-0.1 / (1 + 0.5 * (before + i)) for i in range(6)]
+    np.testing.assert_allclose(moves, expected, rtol=1e-6)
+
+
+def test_a_rate_that_does_not_fall() -> None:
+    model = nn.Linear(1, 1)
+    for config in (CONFIG, StepDecayConfig()):
+        assert falling_rate(make_optimizer(model, config, 0.1), config, 5) is None

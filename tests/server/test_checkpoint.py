@@ -19,7 +19,8 @@ from flwr_kd.server.checkpoint import CHECKPOINT, Checkpoint
 def checkpoint() -> Checkpoint:
     arrays = ArrayRecord({"b": Array(np.arange(3.0)), "a": Array(np.array(7))})
     state = {"matrix": np.eye(2, dtype=np.float32)}
-    return Checkpoint("FedAvg", 4, {"batch-size": 8}, 1, arrays, state, run="abc", trained={2**64 - 1: 3})
+    kept = {"run": "abc", "trained": {2**64 - 1: 3}, "steps": 17}
+    return Checkpoint("FedAvg", 4, {"batch-size": 8}, 1, arrays, state, **kept)
 
 
 def test_what_is_written_is_read_back(tmp_path: Path) -> None:
@@ -33,7 +34,7 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
         assert np.array_equal(read.arrays[name].numpy(), value.numpy())
     assert np.array_equal(read.state["matrix"], np.eye(2))
     assert (read.server_round, read.config, read.seed) == (4, {"batch-size": 8}, 1)
-    assert (read.run, read.trained) == ("abc", {2**64 - 1: 3})
+    assert (read.run, read.trained, read.steps) == ("abc", {2**64 - 1: 3}, 17)
 
 
 def test_without_a_file_there_is_no_checkpoint(tmp_path: Path) -> None:
