@@ -24,7 +24,7 @@ from flwr_kd.learning.device import resolve_device
 from flwr_kd.learning.weights import get_weights
 from flwr_kd.models.given import check_outputs, floating_dtype
 from flwr_kd.seeding import derive_seed, forked_global_rng
-from flwr_kd.server.aggregation import weighted_mean
+from flwr_kd.server.aggregation import Average, weighted_mean
 from flwr_kd.server.given_model import own_copy
 from flwr_kd.server.records import Node, Reply
 from flwr_kd.server.strategy import KDStrategy
@@ -137,6 +137,8 @@ class Group(NamedTuple):
         Names of the models in warnings.
     teacher_weights : sequence of float, optional
         Weights of the ensemble, where they differ from those of the mean.
+    average : callable
+        Makes the models' mean of them and their weights.
     """
 
     distiller: ServerDistiller
@@ -145,6 +147,7 @@ class Group(NamedTuple):
     weights: Sequence[float]
     names: Sequence[str]
     teacher_weights: Sequence[float] | None = None
+    average: Average = weighted_mean
 
     @classmethod
     def of_replies(
@@ -167,7 +170,7 @@ class Group(NamedTuple):
 
     def mean(self) -> list[NDArray]:
         """Return the weighted mean of all models."""
-        return weighted_mean(self.models, self.weights)
+        return self.average(self.models, self.weights)
 
 
 def distil_groups(
@@ -236,7 +239,9 @@ def _distil_group(
 ) -> list[NDArray]:
     """Distil targets into the mean of a group's usable models; raise FloatingPointError if it is not finite."""
     distiller, names = group.distiller, group.template.names
-    student = dict(zip(names, mean_without(group.models, group.weights, left_out), strict=True))
+    student = dict(
+        zip(names, mean_without(group.models, group.weights, left_out, group.average), strict=True)
+    )
     done = distil_student(distiller.model, student, targets, distiller.samples, how, distiller.device)
     validation = "none" if done.validation_loss is None else f"{done.validation_loss:.4f}"
     log(INFO, "distilled in %d epochs, loss %.4f, validation %s", done.epochs, done.loss, validation)
@@ -317,6 +322,7 @@ class DistillingStrategy(KDStrategy[DistillationConfigT], Generic[DistillationCo
             cores=self.cores,
             steps_before=self.current_run.steps.taken,
         )
+        group = group._replace(average=self.averaging())
         self.current_run.steps.add(self.config, how.planned_steps(len(group.distiller.samples)))
         (result,) = distil_groups([group], how, server_round=server_round)
         # None is only possible beside another group.

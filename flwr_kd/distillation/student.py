@@ -30,7 +30,7 @@ from flwr_kd.learning.loop import BatchNorms, falling_rate, fit, make_optimizer
 from flwr_kd.learning.passes import pass_size
 from flwr_kd.learning.weights import check_finite_weights, load_weights
 from flwr_kd.seeding import torch_generator
-from flwr_kd.server.aggregation import weighted_mean
+from flwr_kd.server.aggregation import Average, weighted_mean
 
 __all__ = [
     "Distillation",
@@ -231,11 +231,14 @@ def distil_ensemble(
 
 
 def mean_without(
-    models: Sequence[Sequence[NDArray]], weights: Sequence[float], left_out: Sequence[int]
+    models: Sequence[Sequence[NDArray]],
+    weights: Sequence[float],
+    left_out: Sequence[int],
+    average: Average = weighted_mean,
 ) -> list[NDArray]:
-    """Return the weighted mean of the models that are not left out."""
+    """Return the weighted mean of the models that are not left out, or what ``average`` makes of them."""
     used = [k for k in range(len(models)) if k not in left_out]
-    return weighted_mean([models[k] for k in used], [weights[k] for k in used])
+    return average([models[k] for k in used], [weights[k] for k in used])
 
 
 def distil_student(

@@ -26,6 +26,7 @@ from flwr_kd.learning.device import resolve_device
 from flwr_kd.learning.precision import named_precision
 from flwr_kd.models import MODELS, build_model
 from flwr_kd.seeding import derive_seed
+from flwr_kd.server.aggregation import Rule
 from flwr_kd.text import shown, unknown_name
 from flwr_kd.wording import option
 
@@ -99,6 +100,8 @@ class Experiment(ExperimentOptions):
         for name in ("channels_last", "nondeterministic"):
             checked(name.replace("_", "-"), getattr(self, name), bool, {})
         augmentation(self.augment)
+        # A result names the rule in one form.
+        object.__setattr__(self, "aggregation", str(Rule.parse(self.aggregation)))
         if self.attack is not None:
             parse_attack(self.attack)
             if not self.attackers:

@@ -150,6 +150,9 @@ class ExperimentOptions(DataOptions):
         :func:`flwr_kd.learning.determinism.be_deterministic` for what is set otherwise.
     augment : str
         Augmentation of training batches; see :func:`flwr_kd.data.augmentation`.
+    aggregation : str
+        How the server averages clients' models; see :mod:`flwr_kd.server.aggregation.rules`. Methods that average
+        none refuse all but ``mean``.
     attack : str, optional
         What malicious clients do; see :mod:`flwr_kd.experiments.attacks`.
     attackers : int
@@ -195,6 +198,11 @@ class ExperimentOptions(DataOptions):
     )
     nondeterministic: bool = option(False, "let CUDA choose the fastest algorithms; last digits then vary")
     augment: str = option("none", "none, crop or crop-flip, on training batches")
+    aggregation: str = option(
+        "mean",
+        "how clients' models are averaged: mean, median, trimmed-mean:SHARE, krum:F, multi-krum:F:M, "
+        "geometric-median or norm-bound:FACTOR",
+    )
     attack: str | None = option(
         None,
         "what malicious clients do: label-flip[:TARGET], label-flip:permute, gaussian:SIGMA, sign-flip[:SCALE], "

@@ -71,6 +71,7 @@ _KEYS = (
         "min-train-nodes",
         "max-void-rounds",
         "max-examples",
+        "aggregation",
     ),
     # Read by apps' own files.
     "reproducible-noise",
@@ -112,6 +113,7 @@ def experiment(context: Context, clients: int | None = None) -> Experiment:
         model=str(settings["model"]),
         seed=_whole(context, "seed", 0, least=0),
         fraction_train=_fraction_train(context),
+        aggregation=_aggregation(context),
         # For apps whose server needs public data: no client may have the samples that are held back for it.
         public=str(settings.get("public", "")) or None,
         public_limit=_whole(context, "public-limit", Experiment.public_limit),
@@ -280,6 +282,7 @@ def strategy_options(context: Context) -> dict[str, Any]:
     ``min-train-nodes``  ``min_train_nodes``                  1
     ``max-void-rounds``  ``max_void_rounds``                  3
     ``max-examples``     ``max_examples``; None if 0          0
+    ``aggregation``      ``aggregation``                      mean
     ``checkpoint-dir``   ``checkpoint_dir``; None if empty    empty
     ``resume``           ``resume``                           false
     ``cores``            ``cores``; all of them if 0          0
@@ -307,10 +310,15 @@ def strategy_options(context: Context) -> dict[str, Any]:
         "max_void_rounds": _whole(context, "max-void-rounds", 3),
         # A run config has no None; 0 means that the bound follows from the clients.
         "max_examples": _whole(context, "max-examples", 0, least=0) or None,
+        "aggregation": _aggregation(context),
         "checkpoint_dir": folder,
         "resume": resume,
         "cores": _cores(context),
     }
+
+
+def _aggregation(context: Context) -> str:
+    return _text(context, "aggregation") or "mean"
 
 
 def _cores(context: Context) -> int:

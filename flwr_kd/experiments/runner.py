@@ -139,6 +139,7 @@ def run(
         min_available_nodes=experiment.clients,
         # Known here, so that no honest client is cut, however unequal the parts are.
         max_examples=max(len(train) for train, _ in splits),
+        aggregation=experiment.aggregation,
         on_round=_noting(folder, on_round),
         checkpoint_dir=checkpoint_dir,
         checkpoint_seconds=CHECKPOINT_SECONDS,
@@ -211,7 +212,12 @@ def check(experiment: Experiment, config: MethodConfig, method: registry.Method 
     for index in range(len(experiment.models)):
         experiment.build_model(index)
     if method is not None:
-        method.strategy(config, **server_options(method, experiment), min_available_nodes=experiment.clients)
+        method.strategy(
+            config,
+            **server_options(method, experiment),
+            min_available_nodes=experiment.clients,
+            aggregation=experiment.aggregation,
+        )
 
 
 def server_options(method: registry.Method, experiment: Experiment) -> dict[str, Any]:

@@ -29,7 +29,9 @@ _ON_TRAIN = (
     "clients; further scalars go into start(train_config=ConfigRecord(...))"
 )
 _SERVER_OPTIMIZER = "there is no optimizer at the server: the clients' models are averaged or distilled"
-_ROBUST = "this strategy does not leave out clients; malicious clients are limited by checks and max_examples"
+_ROBUST = (
+    "choose a robust rule by aggregation, for example aggregation='multi-krum:2:5' or 'trimmed-mean:0.2'"
+)
 _PRIVACY = "see FedHKD's noise, sigma and clip, or wrap the strategy in one of Flower's DP strategies"
 _ADVICE = {
     "arrayrecord_key": "the records of its messages have fixed names, which KDClient knows",

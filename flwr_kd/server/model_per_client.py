@@ -52,6 +52,7 @@ class ModelPerClient(KDStrategy[ConfigT, PayloadT]):
 
     reply_arrays = frozenset({"train"})
     sends_weights = False
+    averages_models = False
     uses_initial_arrays = True
 
     def __init__(

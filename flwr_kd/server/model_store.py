@@ -189,7 +189,7 @@ class ModelStore:
     def products(self, keys: Sequence[int]) -> NDArray:
         """Return the inner products of clients' models, ``[N, N]``, float64, over all float arrays."""
         total = np.zeros((len(keys), len(keys)))
-        for _, _, block in self._blocks(keys, self._floats):
+        for _, _, block in self.blocks(keys, self._floats):
             total += block @ block.T
         return total
 
@@ -201,7 +201,7 @@ class ModelStore:
         """
         total = np.zeros((len(keys), len(keys)))
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-            for _, _, block in self._blocks(keys, self.template.parameters):
+            for _, _, block in self.blocks(keys, self.template.parameters):
                 total += block @ block.T
             norms = np.sqrt(total.diagonal())
             cosines = total / norms[:, None] / norms
@@ -216,7 +216,7 @@ class ModelStore:
         """
         total = np.zeros((len(keys), len(keys)))
         with np.errstate(over="ignore", invalid="ignore"):
-            for _, _, block in self._blocks(keys, self.template.parameters):
+            for _, _, block in self.blocks(keys, self.template.parameters):
                 # The mean shifts all models alike. Without it, near models would differ by rounding alone.
                 block -= block.mean(axis=0)
                 total += block @ block.T
@@ -262,7 +262,7 @@ class ModelStore:
             _write(fresh, 0, held if isinstance(held, np.ndarray) else held.read(0, self.nbytes))
             mixtures._set(key, fresh)
         chosen = self.template.parameters if parameters_only else self._floats
-        for index, start, block in self._blocks(keys, chosen):
+        for index, start, block in self.blocks(keys, chosen):
             place = self._places[index]
             limit = float(np.finfo(place.dtype).max)
             low = 0.0 if self.template.names[index].endswith(VARIANCE) else -limit
@@ -274,6 +274,31 @@ class ModelStore:
             if isinstance(fresh, np.ndarray):
                 fresh.flags.writeable = False
         return mixtures
+
+    def blocks(
+        self, keys: Sequence[int], chosen: Sequence[int] | None = None
+    ) -> Iterator[tuple[int, int, npt.NDArray[np.float64]]]:
+        """Yield values of all models ``[N, b]``, with the position of the array and the place of the first value.
+
+        Parameters
+        ----------
+        keys : sequence of int
+            Clients that have a model.
+        chosen : sequence of int, optional
+            Positions of the arrays; all arrays if None. Numbers of other dtypes are given as float64.
+        """
+        models = [self._models[key] for key in keys]
+        width = max(1, _BLOCK_NUMBERS // max(len(models), 1))
+        for index in range(len(self._places)) if chosen is None else chosen:
+            place = self._places[index]
+            for start in range(0, place.size, width):
+                count = min(width, place.size - start)
+                at, nbytes = place.start + start * place.dtype.itemsize, count * place.dtype.itemsize
+                block = np.empty((len(models), count))
+                for row, held in zip(block, models, strict=True):
+                    data = held[at : at + nbytes] if isinstance(held, np.ndarray) else held.read(at, nbytes)
+                    row[:] = data.view(place.dtype)
+                yield index, start, block
 
     # ------------------------------------------------------------------ checkpoints
 
@@ -335,23 +360,6 @@ class ModelStore:
         before = self._models.get(key)
         self._count_in_memory += isinstance(held, np.ndarray) - isinstance(before, np.ndarray)
         self._models[key] = held
-
-    def _blocks(
-        self, keys: Sequence[int], chosen: Sequence[int]
-    ) -> Iterator[tuple[int, int, npt.NDArray[np.float64]]]:
-        """Yield the chosen arrays' values of all models ``[N, b]``, with the array and the place of the first."""
-        models = [self._models[key] for key in keys]
-        width = max(1, _BLOCK_NUMBERS // max(len(models), 1))
-        for index in chosen:
-            place = self._places[index]
-            for start in range(0, place.size, width):
-                count = min(width, place.size - start)
-                at, nbytes = place.start + start * place.dtype.itemsize, count * place.dtype.itemsize
-                block = np.empty((len(models), count))
-                for row, held in zip(block, models, strict=True):
-                    data = held[at : at + nbytes] if isinstance(held, np.ndarray) else held.read(at, nbytes)
-                    row[:] = data.view(place.dtype)
-                yield index, start, block
 
 
 def _write(held: NDArray | Slot, start: int, data: NDArray) -> None:

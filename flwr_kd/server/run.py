@@ -73,6 +73,8 @@ class Run:
     sent : list of Message
         For Flower's own loop, the messages whose replies come next; ``sent_arrays`` are the arrays of that round,
         and ``clipping_norm`` is the norm to which a wrapper expects clients to clip their updates.
+    reference : ArrayRecord or None
+        The global arrays with which the phase began.
     """
 
     def __init__(self, strategy: KDStrategy[Any, Any], timeout: float = 3600.0) -> None:
@@ -91,6 +93,7 @@ class Run:
         self.sent: list[Message] = []
         self.sent_arrays: ArrayRecord | None = None
         self.clipping_norm: Any = None
+        self.reference: ArrayRecord | None = None
 
     # ------------------------------------------------------------------ the loop
 
@@ -239,7 +242,7 @@ class Run:
         TooFewReplies
             If it is the round's first phase, and fewer than ``min_train_nodes`` replies are usable.
         """
-        strategy = self.strategy
+        strategy, self.reference = self.strategy, arrays
         first = phase == strategy.phases[0]
 
         def check(message: Message, arrived: Delivered) -> Reply[Any] | None:

@@ -8,7 +8,7 @@ its own. The class is a Flower ``Strategy``: ``start(...)`` has Flower's signatu
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
@@ -20,7 +20,7 @@ from flwr.serverapp import Grid
 from flwr_kd.checks import ConfigError, number, share, whole_number
 from flwr_kd.config import ConfigT, MethodConfig
 from flwr_kd.learning.cores import available_cores
-from flwr_kd.server.aggregation import RunningMean
+from flwr_kd.server.aggregation import Average, Mean, Rule, average_by, new_mean
 from flwr_kd.server.flower_loop import FlowerLoop
 from flwr_kd.server.flower_options import check_options, take_renamed
 from flwr_kd.server.nodes import draw
@@ -28,7 +28,7 @@ from flwr_kd.server.records import KDResult, NDArray, Node, Outgoing, Reply, Rou
 from flwr_kd.server.run import Run
 from flwr_kd.transport.payload import MAX_PAYLOAD_BYTES, Payload, PayloadT
 from flwr_kd.transport.template import ArrayTemplate, GivenNames
-from flwr_kd.wording import assignment, begin_run
+from flwr_kd.wording import assignment, begin_run, option
 
 __all__ = ["KDStrategy"]
 
@@ -65,6 +65,10 @@ class KDStrategy(FlowerLoop, Generic[ConfigT, PayloadT]):
         Largest sample count with which a client is weighted. If None, it is 10 times the median of what the clients
         said in the handshake. A client never counts for more than it said in the handshake. Nothing proves these
         counts: choose the largest that a client of yours can have.
+    aggregation : str
+        How models are averaged wherever the method averages them: ``mean``, ``median``, ``trimmed-mean:SHARE``,
+        ``krum:F``, ``multi-krum:F:M``, ``geometric-median`` or ``norm-bound:FACTOR``; see
+        :mod:`flwr_kd.server.aggregation.rules`. A rule that needs a number of clients raises ``min_train_nodes``.
     checkpoint_dir : path, optional
         Folder to which arrays and the method's state are written after every round that is not void.
     resume : bool
@@ -107,6 +111,9 @@ class KDStrategy(FlowerLoop, Generic[ConfigT, PayloadT]):
     """Whether ``initial_arrays`` are sent though there is no global model."""
     reply_arrays: ClassVar[frozenset[str]] = frozenset({"train"})
     """Phases whose replies hold the model's arrays; none where a class sets ``sends_weights = False``."""
+    averages_models: ClassVar[bool] = True
+    """Whether the server averages models of clients anywhere, so that a robust rule can take the mean's place. A
+    method whose replies have no arrays does not."""
     averages: ClassVar[bool] = True
     """Whether the global model is a mean of the clients' models, for which Flower's wrappers for differential
     privacy compute their noise."""
@@ -121,6 +128,8 @@ class KDStrategy(FlowerLoop, Generic[ConfigT, PayloadT]):
         super().__init_subclass__(**kwargs)
         if "sends_weights" in vars(cls) and "reply_arrays" not in vars(cls):
             cls.reply_arrays = frozenset({"train"} if cls.sends_weights else ())
+        if "reply_arrays" in vars(cls) and "averages_models" not in vars(cls):
+            cls.averages_models = bool(cls.reply_arrays)
 
     def __init__(
         self,
@@ -135,6 +144,7 @@ class KDStrategy(FlowerLoop, Generic[ConfigT, PayloadT]):
         max_payload_bytes: int = MAX_PAYLOAD_BYTES,
         max_void_rounds: int = 3,
         max_examples: int | None = None,
+        aggregation: str = "mean",
         checkpoint_dir: str | Path | None = None,
         resume: bool = False,
         checkpoint_seconds: float = 0.0,
@@ -170,6 +180,10 @@ class KDStrategy(FlowerLoop, Generic[ConfigT, PayloadT]):
         if max_examples is not None:
             whole_number("max_examples", max_examples, 1, 2**53)
         number("checkpoint_seconds", checkpoint_seconds, 0)
+        self.rule = Rule.parse(aggregation)
+        self.aggregation = str(self.rule)
+        self._check_aggregation(min_available_nodes)
+        min_train_nodes = max(min_train_nodes, self.rule.least)
         self.cores = available_cores() if cores is None else whole_number("cores", cores, 1, 2**31)
         if resume and checkpoint_dir is None:
             raise ConfigError("resume=True needs checkpoint_dir")
@@ -294,7 +308,7 @@ class KDStrategy(FlowerLoop, Generic[ConfigT, PayloadT]):
         """
         if phase not in self.reply_arrays:
             return None
-        mean = RunningMean()
+        mean = self.new_mean()
         for reply in replies:
             mean.add(reply.arrays, reply.num_examples)
             # Drop the reference, so that only one reply is in memory.
@@ -325,6 +339,31 @@ class KDStrategy(FlowerLoop, Generic[ConfigT, PayloadT]):
         return {}
 
     # ------------------------------------------------------------------ help for hooks
+
+    def new_mean(self, reference: Sequence[NDArray] | None = None) -> Mean:
+        """Return what averages models, by the option ``aggregation``.
+
+        Parameters
+        ----------
+        reference : sequence of ndarray, optional
+            The model that the clients trained from, of the same arrays; the phase's global arrays if None.
+        """
+        given = self.current_run.reference
+        if reference is None and given is not None and not self.rule.is_mean:
+            reference = [given[name].numpy() for name in self.template.names]
+        return new_mean(self.rule, reference=reference, folder=self.checkpoint_dir)
+
+    def averaging(self, reference: Sequence[NDArray] | None = None) -> Average:
+        """Return a function of models and their weights that averages them, as :meth:`new_mean` does."""
+        return average_by(lambda: self.new_mean(reference))
+
+    def _check_aggregation(self, clients: int) -> None:
+        if not self.rule.is_mean and not self.averages_models:
+            raise ConfigError(
+                f"{option('aggregation', 'mean')} expected: {type(self).__name__} averages no models of clients, "
+                f"got {self.aggregation}"
+            )
+        self.rule.check_clients(clients)
 
     @property
     def max_examples(self) -> int:

@@ -15,6 +15,7 @@ from flwr.serverapp.strategy import Strategy
 
 from flwr_kd.checks import ConfigError
 from flwr_kd.transport.payload import PayloadError
+from flwr_kd.wording import option
 
 if TYPE_CHECKING:
     from flwr_kd.server.strategy import KDStrategy
@@ -69,6 +70,11 @@ def check_wrapper(strategy: KDStrategy[Any, Any], wrapper: str | None) -> None:
         raise ConfigError(
             f"{wrapper} adds noise for a mean of clipped weights, and {name} makes its global model in another "
             "way: it would not protect the clients as it says"
+        )
+    if not strategy.rule.is_mean:
+        raise ConfigError(
+            f"{wrapper} adds noise for a mean of clipped weights, and {name} has "
+            f"{option('aggregation', strategy.aggregation)}: it would not protect the clients as it says"
         )
     if wrapper == _ADAPTIVE_AT_CLIENTS:
         raise ConfigError(

@@ -94,6 +94,8 @@ class Federation:
     ----------
     models : list of str
         The clients' models, see :func:`small_model`.
+    aggregation : str
+        The rule by which strategies average models.
     pool : ModelPool or None
         Lends the clients their models, built once per process; None builds one for each message.
 
@@ -121,6 +123,7 @@ class Federation:
         self.samples, self.public, self.counting = samples, public, counting
         self.device = torch.device("cpu") if counting is None else DEVICE
         self.pool: ModelPool | None = _POOL
+        self.aggregation = "mean"
 
     def client_fn(self, context: Context) -> Any:
         """Return a client, as Flower's ``client_fn``."""
@@ -165,7 +168,7 @@ class Federation:
 
     def strategy(self, *settings: str, **options: Any) -> KDStrategy[Any, Any]:
         """Return a strategy with hyper-parameters ``name=value``, and options of its constructor."""
-        options.setdefault("min_available_nodes", self.clients)
+        options = {"min_available_nodes": self.clients, "aggregation": self.aggregation, **options}
         if self.method.public_at == "server":
             models: dict[str, Any] = {"model": small_model()}
             if self.method.heterogeneous:

@@ -39,13 +39,17 @@ class Case:
         The method.
     variant : str
         A name in the method's ``variants``; empty for the method itself.
+    aggregation : str
+        The rule by which the strategy averages models.
     """
 
     method_name: str
     variant: str = ""
+    aggregation: str = "mean"
 
     def __str__(self) -> str:
-        return f"{self.method_name}, {self.variant}" if self.variant else self.method_name
+        name = f"{self.method_name}, {self.variant}" if self.variant else self.method_name
+        return name if self.aggregation == "mean" else f"{name}, by {self.aggregation}"
 
     @property
     def method(self) -> Method:
@@ -72,6 +76,7 @@ class Case:
         """Return the clients."""
         federation = Federation(self.method_name, CLIENTS)
         federation.models = [self.model] * CLIENTS
+        federation.aggregation = self.aggregation
         return federation
 
     def initial(self) -> ArrayRecord:

@@ -17,7 +17,7 @@ from flwr_kd.server.records import HandshakeError, VoidRoundsError
 from flwr_kd.server.strategy import KDStrategy
 from flwr_kd.testing import inside
 from flwr_kd.testing.faults import Fault
-from flwr_kd.testing.federation import WORK_SECONDS, Federation, numbers, quiet
+from flwr_kd.testing.federation import WORK_SECONDS, numbers, quiet
 from flwr_kd.testing.garbage import GARBAGE
 from flwr_kd.testing.outcomes import CheckError, ensure, equal
 from flwr_kd.testing.recording import Case
@@ -81,7 +81,7 @@ def method_is_described(case: Case) -> None:
 
 def two_rounds_reach_everyone(case: Case) -> None:
     """Check that two rounds reach all clients, are measured, and send something down from the second on."""
-    _, result = Federation(case.method_name).run()
+    _, result = case.federation().run()
     equal("rounds", [r.server_round for r in result.rounds], [1, 2])
     for stats in result.rounds:
         where = f"round {stats.server_round}"
@@ -100,7 +100,7 @@ def two_rounds_reach_everyone(case: Case) -> None:
 
 def learning_goes_on(case: Case) -> None:
     """Check that six rounds reach a local accuracy that is above the first round's and above 0.75."""
-    _, result = Federation(case.method_name).run(rounds=6)
+    _, result = case.federation().run(rounds=6)
     first, last = result.rounds[0].local_accuracy or 0.0, result.rounds[-1].local_accuracy or 0.0
     ensure(
         last > first and last > 0.75,
@@ -113,7 +113,7 @@ def faulty_client_costs_its_own_contribution(case: Case, kind: str) -> None:
     """Check that a client that fails in round 1 costs its own contribution to that round, and nothing else."""
     faults = {1: Fault(kind, frozenset({1}))}
     with quiet():
-        _, result = Federation(case.method_name).run(grid={"faults": faults}, timeout=0.4)
+        _, result = case.federation().run(grid={"faults": faults}, timeout=0.4)
     equal(
         "participants, failures by round",
         [(r.participants, r.failures) for r in result.rounds],
@@ -129,7 +129,7 @@ def faulty_client_costs_its_own_contribution(case: Case, kind: str) -> None:
     if kind != "raise":
         raising = {1: Fault("raise", frozenset({1}))}
         with quiet():
-            _, other = Federation(case.method_name).run(grid={"faults": raising})
+            _, other = case.federation().run(grid={"faults": raising})
         equal("numbers of round 1, against a client that raises", numbers(result)[0], numbers(other)[0])
 
 
@@ -137,7 +137,7 @@ def garbage_is_dropped_or_harmless(case: Case, kind: str) -> None:
     """Check that a mutilated reply in round 1 is dropped if it must be, and all numbers stay finite."""
     fault = Fault("garbage", frozenset({1}), garble=GARBAGE[kind])
     with quiet():
-        strategy, result = Federation(case.method_name).run(grid={"faults": {2: fault}})
+        strategy, result = case.federation().run(grid={"faults": {2: fault}})
     first, second = result.rounds
     equal("participants and failures of round 1 together", first.participants + first.failures, 4)
     ensure(first.participants >= 3, f"{first.participants} participants in round 1", "at least 3")
@@ -156,7 +156,7 @@ def garbage_is_dropped_or_harmless(case: Case, kind: str) -> None:
 def round_without_replies_changes_nothing(case: Case, kind: str) -> None:
     """Check that a round in which all clients fail changes no arrays and no state, and the next one is complete."""
     faults = {i: Fault(kind, frozenset({1})) for i in range(4)}
-    federation = Federation(case.method_name)
+    federation = case.federation()
     strategy = federation.strategy()
     grid = InlineGrid(federation.app(), federation.clients, faults=faults, work_seconds=WORK_SECONDS)
     result = None
@@ -183,7 +183,7 @@ def round_without_replies_changes_nothing(case: Case, kind: str) -> None:
 
 def same_seed_same_numbers(case: Case) -> None:
     """Check that the same seed gives the same numbers, and another seed others."""
-    one, again, other = (numbers(Federation(case.method_name).run(seed=seed)[1]) for seed in (3, 3, 4))
+    one, again, other = (numbers(case.federation().run(seed=seed)[1]) for seed in (3, 3, 4))
     ensure(one == again, "two runs with seed 3 differ", "the same numbers")
     ensure(one != other, "runs with seeds 3 and 4 are the same", "other numbers")
 
@@ -191,15 +191,14 @@ def same_seed_same_numbers(case: Case) -> None:
 def node_ids_do_not_matter(case: Case) -> None:
     """Check that numbers do not depend on the node ids that Flower draws."""
     one, other = (
-        numbers(Federation(case.method_name).run(grid={"seed": seed}, fraction_train=0.5)[1])
-        for seed in (1, 2)
+        numbers(case.federation().run(grid={"seed": seed}, fraction_train=0.5)[1]) for seed in (1, 2)
     )
     ensure(one == other, "runs with other node ids differ", "the same numbers: draw by partition id")
 
 
 def strategy_can_be_started_again(case: Case) -> None:
     """Check that a strategy that is started twice begins anew."""
-    federation = Federation(case.method_name)
+    federation = case.federation()
     strategy = federation.strategy()
     first, second = (
         numbers(
@@ -214,7 +213,7 @@ def strategy_can_be_started_again(case: Case) -> None:
 
 def threads_give_the_same_numbers(case: Case) -> None:
     """Check that clients in threads give the same numbers as clients in turn."""
-    one, three = (numbers(Federation(case.method_name).run(grid={"workers": n})[1]) for n in (1, 3))
+    one, three = (numbers(case.federation().run(grid={"workers": n})[1]) for n in (1, 3))
     ensure(one == three, "3 threads give other numbers than 1", "the same numbers")
 
 
@@ -222,7 +221,7 @@ def reused_models_give_the_same_numbers(case: Case) -> None:
     """Check that clients which are lent one model after the other give the numbers of clients that build theirs."""
     runs = {}
     for pool in (None, ModelPool()):
-        fed = Federation(case.method_name)
+        fed = case.federation()
         fed.pool = pool
         runs[pool] = numbers(fed.run()[1])
         if pool is not None:
@@ -234,8 +233,8 @@ def reused_models_give_the_same_numbers(case: Case) -> None:
 def processes_give_the_same_numbers(case: Case) -> None:
     """Check that clients in processes give the same numbers, to the last bit, as clients in turn."""
     with one_thread():
-        one = numbers(Federation(case.method_name).run()[1])
-        two = numbers(Federation(case.method_name).run(kind=ProcessGrid, grid={"workers": 2})[1])
+        one = numbers(case.federation().run()[1])
+        two = numbers(case.federation().run(kind=ProcessGrid, grid={"workers": 2})[1])
     ensure(one == two, "2 processes give other numbers than this one", "the same numbers")
 
 
@@ -246,7 +245,7 @@ def _same_state(a: KDStrategy[Any, Any], b: KDStrategy[Any, Any]) -> bool:
 
 def state_survives_save_and_resume(case: Case) -> None:
     """Check that a checkpoint holds the arrays and all of the strategy's state."""
-    federation = Federation(case.method_name)
+    federation = case.federation()
     with _folder() as folder:
         saved, first = federation.run(rounds=2, checkpoint_dir=folder)
         restored = federation.strategy(checkpoint_dir=folder, resume=True)
@@ -266,7 +265,7 @@ def resumed_run_equals(case: Case) -> None:
 
     Clients have a ``state-dir``, so that what they keep outlives the run.
     """
-    federation = Federation(case.method_name)
+    federation = case.federation()
     _, whole = federation.run(rounds=3)
     with _folder() as folder:
         nodes = [{"state-dir": str(folder / "clients")}] * federation.clients
@@ -279,7 +278,7 @@ def resumed_run_equals(case: Case) -> None:
 
 def models_may_differ(case: Case) -> None:
     """Check that clients may have different models."""
-    federation = Federation(case.method_name)
+    federation = case.federation()
     federation.models = ["mlp", "lenet", "mlp", "cnn"]
     _, result = federation.run()
     equal("participants of the last round", result.rounds[-1].participants, 4)
@@ -287,7 +286,7 @@ def models_may_differ(case: Case) -> None:
 
 def another_model_is_refused(case: Case) -> None:
     """Check that a client with another model is refused before training, with a text that says why."""
-    federation = Federation(case.method_name)
+    federation = case.federation()
     federation.models = ["mlp", "lenet", "mlp", "mlp"]
     expected = "a HandshakeError: 3 clients fit, 4 are needed; refused: node ... arrays missing"
     try:

@@ -24,7 +24,6 @@ from flwr_kd.distillation.teachers import Matching, ensemble_means
 from flwr_kd.learning.weights import by_prefix, get_weights, load_weights, with_prefix
 from flwr_kd.models import build_generator
 from flwr_kd.seeding import derive_seed, forked_global_rng
-from flwr_kd.server.aggregation import weighted_mean
 from flwr_kd.server.records import NDArray, Node, Outgoing, Reply
 from flwr_kd.server.strategy import KDStrategy
 from flwr_kd.transport.payload import Payload
@@ -157,11 +156,13 @@ class DaFKD(KDStrategy[DaFKDConfigT, ScoresT], Generic[DaFKDConfigT, ScoresT]):
         received = list(replies)
         weights, size = [reply.num_examples for reply in received], len(self.template.names)
         models = [reply.arrays[:size] for reply in received]
-        generator = weighted_mean([reply.arrays[size:] for reply in received], weights)
+        generator = self.averaging(self.generator_arrays)(
+            [reply.arrays[size:] for reply in received], weights
+        )
         # The first round's generator is untrained.
         mean = self._distilled(received, models, server_round) if self._seen else None
         self.generator_arrays, self._seen = generator, True
-        return self.template.record(weighted_mean(models, weights) if mean is None else mean)
+        return self.template.record(self.averaging()(models, weights) if mean is None else mean)
 
     def samples(self, server_round: int) -> Tensor:
         """Return a round's samples ``[Q, ...]``, of the generator with which the round starts, on the CPU."""
@@ -229,7 +230,7 @@ class DaFKD(KDStrategy[DaFKDConfigT, ScoresT], Generic[DaFKDConfigT, ScoresT]):
         scores = [torch.tensor(_scores_of(replies[k])) for k in usable]
         targets = teacher_logits(logits, domain_weights(scores, len(distiller.samples)))
         left_out = [k for k in range(len(models)) if k not in usable]
-        mean = mean_without(models, [reply.num_examples for reply in replies], left_out)
+        mean = mean_without(models, [reply.num_examples for reply in replies], left_out, self.averaging())
         student = dict(zip(names, mean, strict=True))
         done = distil_student(distiller.model, student, (targets,), distiller.samples, how, distiller.device)
         log(INFO, "distilled on %d generated samples, loss %.4f", len(distiller.samples), done.loss)

@@ -252,6 +252,10 @@ class PFedDF(KDStrategy[PFedDFConfig]):
             teachers_of(self.config, self.distillers[g], self.templates[g], members[g])
             for g in sorted(members)
         ]
+        groups = [
+            group._replace(average=self.averaging(list(self.prototypes[g].values())))
+            for g, group in zip(sorted(members), groups, strict=True)
+        ]
         distilled = distil_groups(groups, how, server_round=server_round)
         for g, arrays_of_group in zip(sorted(members), distilled, strict=True):
             if arrays_of_group is not None:

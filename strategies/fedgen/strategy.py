@@ -19,7 +19,6 @@ from flwr_kd.learning.weights import by_prefix, get_weights, with_prefix
 from flwr_kd.models.feature import find_head
 from flwr_kd.models.given import floating_dtype
 from flwr_kd.seeding import derive_seed, torch_generator
-from flwr_kd.server.aggregation import RunningMean
 from flwr_kd.server.given_model import own_copy
 from flwr_kd.server.records import NDArray, Node, Outgoing, Reply
 from flwr_kd.server.strategy import KDStrategy
@@ -358,7 +357,7 @@ class FedGenHead(FedGen):
 
     def averaged(self, replies: Iterable[Reply[LabelCounts]]) -> ArrayRecord | None:
         """Average the heads by sample counts; there are no global arrays."""
-        mean = RunningMean()
+        mean = self.new_mean(self.head_arrays)
         for reply in replies:
             mean.add(reply.arrays, reply.num_examples)
             del reply

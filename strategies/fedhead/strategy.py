@@ -13,7 +13,7 @@ from flwr.common.logger import log
 from flwr_kd.checks import ConfigError
 from flwr_kd.distillation.server import DistillingStrategy, Group
 from flwr_kd.seeding import numpy_generator
-from flwr_kd.server.aggregation import shares, weighted_mean
+from flwr_kd.server.aggregation import shares
 from flwr_kd.server.records import NDArray, Node, Outgoing, Reply
 from flwr_kd.server.strategy import KDStrategy
 
@@ -140,7 +140,7 @@ class FedHEAD(KDStrategy[FedHEADConfig]):
                 self._distilled[sector] = reply.arrays
                 self.leaders[sector] = reply.node
             return None
-        replies = list(replies)
+        replies, average = list(replies), self.averaging()
         self.trained = True
         for sector in sorted(self._drawn, key=str):
             members = [reply for reply in replies if self.sectors[reply.node.key] == sector]
@@ -149,10 +149,10 @@ class FedHEAD(KDStrategy[FedHEADConfig]):
                 continue
             counts = [reply.num_examples for reply in members]
             self._replies[sector] = members
-            self._means[sector] = weighted_mean([reply.arrays for reply in members], counts)
+            self._means[sector] = average([reply.arrays for reply in members], counts)
             self._counts[sector] = sum(counts)
         self.round_trips += len(self._means)
-        return self.template.record(weighted_mean(list(self._means.values()), list(self._counts.values())))
+        return self.template.record(average(list(self._means.values()), list(self._counts.values())))
 
     def finish_round(self, server_round: int, arrays: ArrayRecord | None) -> ArrayRecord | None:
         """Average the distilled models (step 20); where leaders failed, the sector's mean replaces the model."""
@@ -173,7 +173,7 @@ class FedHEAD(KDStrategy[FedHEADConfig]):
         self, models: Mapping[int | str, list[NDArray]], weights: list[int], server_round: int
     ) -> list[NDArray]:
         """Return the new global model: the mean of the sectors' models."""
-        return weighted_mean(list(models.values()), weights)
+        return self.averaging()(list(models.values()), weights)
 
     # ------------------------------------------------------------------ state
 

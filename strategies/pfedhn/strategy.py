@@ -65,6 +65,7 @@ class PFedHN(KDStrategy[PFedHNConfig]):
     config_class = PFedHNConfig
     sends_weights = False
     reply_arrays = frozenset({"train"})
+    averages_models = False
     reply_metrics = frozenset({PRODUCED})
 
     def __init__(

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 
 from flwr.app import ArrayRecord
 
-from flwr_kd.server.aggregation import RunningMean
 from flwr_kd.server.records import Reply
 from flwr_kd.server.strategy import KDStrategy
 from flwr_kd.transport.payload import Payload
@@ -30,7 +29,7 @@ class PFedMe(KDStrategy[PFedMeConfig]):
         self, phase: str, server_round: int, replies: Iterable[Reply[Payload]], arrays: ArrayRecord | None
     ) -> ArrayRecord | None:
         """Return (1 - β) w + β · mean(w_i), and of buffers the mean."""
-        mean, named_buffers = RunningMean(), Counter[tuple[str, ...]]()
+        mean, named_buffers = self.new_mean(), Counter[tuple[str, ...]]()
         for reply in replies:
             mean.add(reply.arrays, reply.num_examples if self.config.weighting == "samples" else 1)
             named_buffers[reply.node.template.buffers] += 1

@@ -477,6 +477,7 @@ def test_the_run_config_says_what_a_strategy_does(tmp_path: Path) -> None:
         "min-train-nodes": 4,
         "max-void-rounds": 7,
         "max-examples": 900,
+        "aggregation": "krum:1",
         "checkpoint-dir": str(tmp_path),
         "resume": True,
         "cores": 3,
@@ -506,7 +507,9 @@ def test_the_defaults_of_the_run_config_are_those_of_a_strategy(app: App) -> Non
     context = app.context()
     options = strategy_options(context)
     plain = registry.get("fedavg").strategy()
-    assert {name: getattr(plain, name) for name in options} == options
+    # The attribute max_examples is the bound in use.
+    given = {name: getattr(plain, name) for name in options} | {"max_examples": plain.given_max_examples}
+    assert given == options
     bare = {name: context.run_config[name] for name in ("dataset", "data-dir", "partition", "model")}
     short = Context(1, 0, {}, RecordDict(), bare)
     assert strategy_options(short) == options
@@ -525,8 +528,8 @@ def test_the_defaults_of_the_run_config_are_those_of_a_strategy(app: App) -> Non
         ({"fraction-train": 1.5}, r"fraction-train must be in \(0, 1\], got 1.5"),
         ({"min-train-nodes": 0}, r"min-train-nodes must be a whole number from 1, got 0"),
         ({"max-void-rounds": True}, r"max-void-rounds must be a whole number from 1, got True"),
-        ({"max-examples": "all"}, r"max-examples must be a whole number from 1, got 'all'"),
-        ({"max-examples": -5}, r"max-examples must be a whole number from 1, got -5"),
+        ({"max-examples": "all"}, r"max-examples must be a whole number from 0, got 'all'"),
+        ({"max-examples": -5}, r"max-examples must be a whole number from 0, got -5"),
         ({"timeout": 0}, r"timeout must be a finite number above 0, got 0"),
         ({"timeout": math.inf}, r"timeout must be a finite number above 0, got inf"),
         ({"timeout": "1h"}, r"timeout must be a finite number above 0, got '1h'"),

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["RunningMean", "shares", "weighted_mean"]
+__all__ = ["RunningMean", "cast", "shares", "weighted_mean"]
 
 NDArray = npt.NDArray[Any]
 
@@ -106,7 +106,7 @@ class RunningMean:
         """
         if not self.count:
             raise ValueError("no models to average")
-        means = [_cast(mean, dtype) for mean, (dtype, _) in zip(self._means, self._like, strict=True)]
+        means = [cast(mean, dtype) for mean, (dtype, _) in zip(self._means, self._like, strict=True)]
         for index, own in self._constants.items():
             means[index] = np.where(np.isfinite(own), means[index], own)
         return means
@@ -147,7 +147,8 @@ def weighted_mean(models: Sequence[Sequence[NDArray]], weights: Sequence[float])
     return mean.result()
 
 
-def _cast(mean: npt.NDArray[np.float64], dtype: np.dtype[Any]) -> NDArray:
+def cast(mean: npt.NDArray[np.float64], dtype: np.dtype[Any]) -> NDArray:
+    """Return a mean in the models' dtype; whole numbers are rounded to the nearest."""
     if dtype.kind in "iu":
         # The nearest float64 of the largest whole number is beyond it.
         largest, rounded = np.iinfo(dtype).max, np.rint(np.asarray(mean))
