@@ -7,6 +7,7 @@ import sys
 from flwr.app import Context
 
 from flwr_kd.checks import checked
+from flwr_kd.transport.local_grid import answers_locally
 from flwr_kd.wording import warn_once
 
 __all__ = ["in_simulation", "reproducible_noise"]
@@ -15,7 +16,9 @@ _KEY = "reproducible-noise"
 
 
 def in_simulation() -> bool:
-    """Return whether this process is a worker of Flower's simulation engine, and not a SuperNode's ClientApp."""
+    """Return whether a grid of this package or Flower's simulation engine runs the client, and no SuperNode."""
+    if answers_locally():
+        return True
     ray = sys.modules.get("ray")
     return ray is not None and bool(ray.is_initialized())
 

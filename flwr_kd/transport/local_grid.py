@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any, Protocol
 
 from flwr.app import (
@@ -22,7 +23,9 @@ from flwr_kd.checks import ConfigError
 from flwr_kd.seeding import derive_seed
 from flwr_kd.transport.records import copied
 
-__all__ = ["Fault", "LocalGrid", "answer", "failed", "identify_process"]
+__all__ = ["Fault", "LocalGrid", "answer", "answers_locally", "failed", "identify_process"]
+
+_answering: ContextVar[bool] = ContextVar("answering", default=False)
 
 
 class Fault(Protocol):
@@ -187,6 +190,7 @@ def answer(
         state=copied(context.state),
         run_config=dict(context.run_config),
     )
+    token = _answering.set(True)
     try:
         return app(delivered, worked_on), worked_on.state
     except KeyboardInterrupt:
@@ -194,6 +198,13 @@ def answer(
     # Not Exception alone: a library that gives up by sys.exit() must not cost the other nodes their run.
     except BaseException as error:
         return failed(message, error), context.state
+    finally:
+        _answering.reset(token)
+
+
+def answers_locally() -> bool:
+    """Return whether a grid of this machine is calling a ClientApp, and not a SuperNode."""
+    return _answering.get()
 
 
 def failed(message: Message, error: BaseException) -> Message:

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 from flwr.app import Context, RecordDict
+from flwr.clientapp import ClientApp
 
 from flwr_kd.checks import ConfigError
 from flwr_kd.client.noise import in_simulation, reproducible_noise
+from flwr_kd.transport.inline_grid import InlineGrid
 
 
 def context(node: dict[str, Any], run: dict[str, Any]) -> Context:
@@ -52,3 +54,21 @@ def test_without_ray_there_is_no_simulation(monkeypatch: pytest.MonkeyPatch) -> 
 def test_other_values_are_refused(node: dict[str, Any], run: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="reproducible-noise"):
         reproducible_noise(context(node, run))
+
+
+def test_a_grid_of_this_package_is_a_simulation(federation: Any) -> None:
+    found = []
+    fed = federation("fedavg", clients=2)
+
+    def client_fn(context: Context) -> Any:
+        found.append(
+            (
+                in_simulation(),
+                reproducible_noise(Context(1, 1, {}, RecordDict(), {"reproducible-noise": True})),
+            )
+        )
+        return fed.client_fn(context)
+
+    fed.strategy().start(InlineGrid(ClientApp(client_fn=client_fn), 2), fed.initial(), num_rounds=1)
+    assert set(found) == {(True, True)}
+    assert not in_simulation()
