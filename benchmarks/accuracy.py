@@ -57,6 +57,8 @@ PAPERS = (
 VARIANTS = {
     "fedgen-head": ("fedgen-head",),
     "per-fedavg-hf": ("per-fedavg-hf",),
+    # Fine-tuned FedAvg takes several steps to a personal model, Per-FedAvg by default one.
+    "per-fedavg-5-steps": ("per-fedavg", "personalize-steps=5"),
     # FedAMP's default is HeurFedAMP's attention, which has no row of its own.
     "fedamp-distance": ("fedamp", "attention=distance"),
     "pfedhn-pc": ("pfedhn-pc",),
@@ -64,7 +66,17 @@ VARIANTS = {
 """Rows besides the methods' own: name, method, settings."""
 BASELINES = (
     *("fedavg", "fedavg-ft", "moon", "fedalign", "fedgen", "fedgen-head", "dafkd", "fedhkd-dafkd"),
-    *("per-fedavg", "per-fedavg-hf", "pfedme", "fedamp", "fedamp-distance", "fedfomo", "pfedhn", "pfedhn-pc"),
+    *(
+        "per-fedavg",
+        "per-fedavg-hf",
+        "per-fedavg-5-steps",
+        "pfedme",
+        "fedamp",
+        "fedamp-distance",
+        "fedfomo",
+        "pfedhn",
+        "pfedhn-pc",
+    ),
 )
 """The rows of the group `baselines`: the methods that the papers compare with, and their variants."""
 SETTINGS = (
@@ -75,7 +87,16 @@ SETTINGS = (
     "weight-decay=0",
     "public-samples=500",
 )
-SETTINGS_OF: dict[str, Sequence[str]] = {}
+_PER_FEDAVG = ("learning-rate=0.1", "alpha=0.1")
+SETTINGS_OF: dict[str, Sequence[str]] = {
+    **dict.fromkeys(("per-fedavg", "per-fedavg-hf", "per-fedavg-5-steps"), _PER_FEDAVG),
+    "pfedme": (
+        "local-epochs=1",
+        "proximal-lambda=0.03",
+        "learning-rate=30",
+        "personal-learning-rate=0.3",
+    ),
+}
 """By row, settings that `search.py` chose on validation data."""
 RATES = {"digits": "0.003", "letters": "0.005"}
 """Learning rates of the group `baselines`, whose runs are shorter."""

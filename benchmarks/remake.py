@@ -36,6 +36,7 @@ PROGRAMS = {
     "overhead.json": ["overhead.py", "--json"],
     "refine.json": ["refine.py", "--out"],
     "scale.json": ["scale.py", "--out"],
+    "search-baselines.json": ["search.py", "--out"],
     "slim.json": ["slim.py", "--out"],
     "targets-ktpfl.json": ["ktpfl_targets.py", "--out"],
 }

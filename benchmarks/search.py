@@ -24,7 +24,7 @@ import json
 import logging
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -40,13 +40,23 @@ from flwr_kd.results.provenance import versions
 from flwr_kd.seeding import derive_seed
 
 GRIDS: dict[str, tuple[tuple[str, ...], ...]] = {
-    "per-fedavg": tuple((f"learning-rate={rate}", f"alpha={rate}") for rate in ("0.03", "0.1", "0.3", "1")),
-    "pfedme": tuple(
-        ("local-epochs=1", f"proximal-lambda={weight}", f"learning-rate={0.9 / float(weight):.3g}")
-        for weight in ("0.3", "1", "3", "10")
-    ),
+    "per-fedavg": (("0.03", "0.1", "0.3", "1"),),
+    "pfedme": (("0.01", "0.03", "0.1", "0.3", "1"), ("0.1", "0.3", "1")),
 }
-"""By row, its cells in the order of the value that differs."""
+"""By row, the values of each axis in increasing order: the rate; λ and η_p."""
+
+
+def cells(row: str) -> Iterator[tuple[tuple[str, ...], list[str]]]:
+    """Yield a row's cells: a value of each axis, and the settings that they make."""
+    for values in itertools.product(*GRIDS[row]):
+        if row == "pfedme":
+            weight, rate = values
+            own = [f"proximal-lambda={weight}", f"learning-rate={0.9 / float(weight):.3g}"]
+            yield values, ["local-epochs=1", *own, f"personal-learning-rate={rate}"]
+        else:
+            yield values, [f"learning-rate={values[0]}", f"alpha={values[0]}"]
+
+
 PARTS = ("digits-inner-dirichlet", "letters-pathological")
 SEED = 10
 
@@ -62,8 +72,8 @@ def main() -> None:
     document = json.loads(options.out.read_text("utf-8")) if options.out.exists() else {"cells": []}
     document |= {"command": "python benchmarks/search.py", "versions": versions(), "seed": SEED}
     for row, part in itertools.product(options.rows.split(","), PARTS):
-        for settings in GRIDS[row]:
-            cell = {"row": row, "settings": list(settings), "part": part}
+        for _, settings in cells(row):
+            cell = {"row": row, "settings": settings, "part": part}
             if any(cell.items() <= found.items() for found in document["cells"]):
                 continue
             print(f"{part}: {row}, {' '.join(settings)}", file=sys.stderr, flush=True)
@@ -94,22 +104,22 @@ def held_out(experiment: Experiment) -> Splits:
 
 
 def best(found: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return each row's best cell, and whether it is the first or the last of its grid."""
+    """Return each row's best cell, and whether its value is the first or the last of an axis."""
     chosen = {}
-    for row, grid in GRIDS.items():
-        means = {}
-        for settings in grid:
-            values = [
+    for row, axes in GRIDS.items():
+        means = []
+        for values, settings in cells(row):
+            measured = [
                 each["validation_accuracy"]
                 for each in found
-                if (each["row"], each["settings"]) == (row, list(settings))
+                if (each["row"], each["settings"]) == (row, settings)
             ]
-            if len(values) == len(PARTS):
-                means[settings] = statistics.fmean(values)
+            if len(measured) == len(PARTS):
+                edge = any(value in (axis[0], axis[-1]) for value, axis in zip(values, axes, strict=True))
+                means.append((statistics.fmean(measured), settings, edge))
         if means:
-            settings = max(means, key=lambda each: means[each])
-            edge = settings in (grid[0], grid[-1])
-            chosen[row] = {"settings": list(settings), "mean": means[settings], "at_an_edge": edge}
+            mean, settings, edge = max(means, key=lambda each: each[0])
+            chosen[row] = {"settings": settings, "mean": mean, "at_an_edge": edge}
     return chosen
 
 

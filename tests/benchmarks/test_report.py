@@ -281,18 +281,42 @@ def test_a_search_measures_on_what_it_holds_out(monkeypatch: pytest.MonkeyPatch)
 
 def test_the_best_cell_of_a_search_and_whether_it_is_at_an_edge(monkeypatch: pytest.MonkeyPatch) -> None:
     search = program("search", monkeypatch)
-    grid = (("x=1",), ("x=2",), ("x=3",))
-    monkeypatch.setattr(search, "GRIDS", {"a": grid, "b": grid})
-    values = {"a": ((0.25, 0.5), (0.75, 0.5), (1.0, None)), "b": ((0.25, 0.5), (0.125, 0.5), (0.5, 0.5))}
+    monkeypatch.setattr(search, "GRIDS", {"per-fedavg": (("1", "2", "3"),), "pfedme": (("1", "2"), ("3",))})
+    (_, first), *_ = search.cells("pfedme")
+    assert first == [
+        "local-epochs=1",
+        "proximal-lambda=1",
+        "learning-rate=0.9",
+        "personal-learning-rate=3",
+    ]
+    pairs = {
+        "per-fedavg": ((0.25, 0.5), (0.75, 0.5), (1.0, None)),
+        "pfedme": ((0.25, 0.5), (0.5, 0.5)),
+    }
     found = [
-        {"row": row, "settings": list(settings), "part": part, "validation_accuracy": value}
-        for row, cells in values.items()
-        for settings, pair in zip(grid, cells, strict=True)
+        {"row": row, "settings": settings, "part": part, "validation_accuracy": value}
+        for row, means in pairs.items()
+        for (_, settings), pair in zip(search.cells(row), means, strict=True)
         for part, value in zip(search.PARTS, pair, strict=True)
         if value is not None
     ]
-    # The third cell of a is not measured on both data sets yet.
-    assert search.best(found) == {
-        "a": {"settings": ["x=2"], "mean": 0.625, "at_an_edge": False},
-        "b": {"settings": ["x=3"], "mean": 0.5, "at_an_edge": True},
+    best = search.best(found)
+    # The third cell is not measured on both data sets yet.
+    assert best["per-fedavg"] == {
+        "settings": ["learning-rate=2", "alpha=2"],
+        "mean": 0.625,
+        "at_an_edge": False,
     }
+    assert (best["pfedme"]["mean"], best["pfedme"]["at_an_edge"]) == (0.5, True)
+    assert "proximal-lambda=2" in best["pfedme"]["settings"]
+
+
+def test_the_settings_are_those_that_the_search_chose(monkeypatch: pytest.MonkeyPatch) -> None:
+    accuracy, search = program("accuracy", monkeypatch), program("search", monkeypatch)
+    document = json.loads((RESULTS / "search-baselines.json").read_text("utf-8"))
+    chosen = search.best(document["cells"])
+    assert chosen == document["best"]
+    assert set(chosen) == set(search.GRIDS)
+    for row, found in chosen.items():
+        assert list(accuracy.SETTINGS_OF[row]) == found["settings"]
+        assert not found["at_an_edge"]
