@@ -189,6 +189,15 @@ class MethodConfig:
         >>> MethodConfig.from_texts(["local-epochs=2", "optimizer=sgd"]).local_epochs
         2
         """
+        return cls(**{**cls.read_texts(assignments, **fixed), **fixed})
+
+    @classmethod
+    def read_texts(cls, assignments: Iterable[str], **fixed: Any) -> dict[str, Any]:
+        """Return the values of ``name=value`` texts by field; see :meth:`from_texts`. Ranges are not checked.
+
+        >>> MethodConfig.read_texts(["local-epochs=2"])
+        {'local_epochs': 2}
+        """
         known = cls.field_types()
         values: dict[str, Any] = {}
         for text in assignments:
@@ -203,7 +212,7 @@ class MethodConfig:
                     f"{_kebab(key)} is fixed at {fixed[key]} by this method, got {value.strip()}"
                 )
             values[key] = _parsed(_kebab(key), value.strip(), known[key])
-        return cls(**{**values, **fixed})
+        return values
 
     def to_wire(self) -> dict[str, Scalar]:
         """Return the values under kebab-case names, as they travel in Flower's config."""

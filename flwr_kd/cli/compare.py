@@ -6,9 +6,12 @@ import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
+from click.core import ParameterSource
 
 from flwr_kd.checks import read_whole_number, whole_number
 from flwr_kd.cli.interrupts import Interrupted
@@ -19,10 +22,12 @@ from flwr_kd.experiments.options import ExperimentOptions
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from flwr_kd.experiments.comparison import Plan
+    from flwr_kd.experiments.comparison import Entry, Plan
     from flwr_kd.experiments.resumption import Unfinished
 
 __all__ = ["compare", "simulate"]
+
+_SEEDS = "0,1,2"
 
 
 @with_options
@@ -40,39 +45,101 @@ def simulate(
         raise UsageError(f"give either --seed or --seeds, got --seed {seed} and --seeds {seeds}")
     if seeds is None:
         seeds = str(whole_number("seed", seed or 0, error=UsageError))
-    _compare([method], experiment, options, seeds)
+    _run_all([_Job([method], experiment, _seeds(seeds), options.out, options.settings or ())], options)
 
 
 @with_options
 def compare(
-    methods: Annotated[list[str], typer.Argument(help=ARGUMENTS["methods"])],
+    context: typer.Context,
     experiment: ExperimentOptions,
     options: RunOptions,
-    seeds: Annotated[str, typer.Option(help="seeds separated by commas")] = "0,1,2",
+    methods: Annotated[list[str] | None, typer.Argument(help=ARGUMENTS["methods"])] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            help="a TOML file of methods and settings, or a result.json, which is run again; methods and options "
+            "of the command line win"
+        ),
+    ] = None,
+    seeds: Annotated[str | None, typer.Option(help="seeds separated by commas; 0,1,2 if not set")] = None,
 ) -> None:
     """Federate several methods on the same partitions from the same initial weights."""
+    methods = methods or []
     if listed := [name for name in methods if "," in name]:
         raise UsageError(f"methods are separated by spaces, got {listed[0]!r}")
-    _compare(methods, experiment, options, seeds)
+    if config is not None:
+        _run_all(_jobs_of_file(config, context, methods, options, seeds), options)
+        return
+    if not methods:
+        raise UsageError("name at least one method of `flwr-kd methods`, or a file with --config")
+    job = _Job(methods, experiment, _seeds(seeds or _SEEDS), options.out, options.settings or ())
+    _run_all([job], options)
 
 
-def _compare(methods: Sequence[str], experiment: ExperimentOptions, options: RunOptions, seeds: str) -> None:
+class _Job(NamedTuple):
+    """One comparison to run."""
+
+    rows: Sequence[str] | Sequence[Entry]
+    experiment: ExperimentOptions
+    seeds: Sequence[int]
+    folder: Path | None
+    settings: Sequence[str] = ()
+
+
+def _jobs_of_file(
+    file: Path, context: typer.Context, methods: Sequence[str], options: RunOptions, seeds: str | None
+) -> list[_Job]:
+    from flwr_kd.experiments import run_form
+
+    given = {
+        each.name: context.params[each.name]
+        for each in fields(ExperimentOptions)
+        if context.get_parameter_source(each.name) is ParameterSource.COMMANDLINE
+    }
+    form = run_form.read_run_form(file)
+    plans = run_form.planned(form, settings=given, assignments=options.settings or (), methods=methods)
+    chosen = _seeds(seeds) if seeds else form.seeds or _seeds(_SEEDS)
+    several = options.out or Path("runs") / (file.parent.name if file.suffix == ".json" else file.stem)
+    return [
+        _Job(
+            plan.entries,
+            ExperimentOptions(**plan.settings),  # type: ignore[arg-type]
+            chosen,
+            several / plan.id if plan.id else options.out,
+        )
+        for plan in plans
+    ]
+
+
+def _run_all(jobs: Sequence[_Job], options: RunOptions) -> None:
+    from flwr_kd.experiments import resumption
+
+    if options.force and options.resume:
+        raise UsageError("--force begins anew, --resume goes on: give one of them")
+    for job in jobs:
+        # Of several comparisons, those that have not begun have nothing to go on with.
+        resume = options.resume and (len(jobs) == 1 or job.folder is None or resumption.is_there(job.folder))
+        if len(jobs) > 1:
+            print(f"{job.folder}:")
+        _compare(job, options, resume=resume)
+
+
+def _compare(job: _Job, options: RunOptions, *, resume: bool) -> None:
     from rich.console import Console
 
     from flwr_kd.experiments import comparison
     from flwr_kd.plotting import curves, picture_file
     from flwr_kd.results.table import fitting
 
-    if options.force and options.resume:
-        raise UsageError("--force begins anew, --resume goes on: give one of them")
+    experiment = job.experiment
     plan = comparison.prepare(
-        methods,
+        job.rows,
         experiment,
-        seeds=_seeds(seeds),
-        folder=options.out,
-        settings=options.settings or (),
+        seeds=job.seeds,
+        folder=job.folder,
+        settings=job.settings,
         command=shlex.join(["flwr-kd", *sys.argv[1:]]),
-        resume=options.resume,
+        resume=resume,
         force=options.force,
     )
     if unharmed := plan.unharmed():

@@ -22,7 +22,8 @@ __all__ = ["ARGUMENTS", "Device", "ResultDir", "RunOptions", "UsageError", "with
 ARGUMENTS = {
     "shown": "show this method's paper and hyper-parameters",
     "method": "a name from `flwr-kd methods`",
-    "methods": "names from `flwr-kd methods`",
+    "methods": "names from `flwr-kd methods`, or of the file of --config; the file's own if not set",
+    "experiment": "a table or figure of this list, such as fedhkd/table-1; all are listed if not set",
     "result_dir": "folder of a result of `simulate` or `compare`",
 }
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda")]

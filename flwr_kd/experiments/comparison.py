@@ -34,7 +34,7 @@ from flwr_kd.server.records import RoundStats
 from flwr_kd.text import unknown_name
 from flwr_kd.wording import one_comparison
 
-__all__ = ["Entry", "Plan", "compare", "configs_of", "prepare", "run", "write"]
+__all__ = ["Entry", "Plan", "compare", "configs_of", "prepare", "run", "settings_of", "write"]
 
 
 @dataclass(frozen=True)
@@ -342,7 +342,7 @@ def configs_of(methods: Sequence[registry.Method], settings: Sequence[str]) -> d
     """
     if len(methods) == 1:
         return {methods[0].name: methods[0].config(settings)}
-    configs = {method.name: method.config(_settings_of(method, settings)) for method in methods}
+    configs = {method.name: method.config(settings_of(method, settings)) for method in methods}
     for text in settings:
         name = _setting_name(text)
         having = [method for method in methods if name in method.config_class.field_types()]
@@ -356,7 +356,7 @@ def configs_of(methods: Sequence[registry.Method], settings: Sequence[str]) -> d
     return configs
 
 
-def _settings_of(method: registry.Method, settings: Sequence[str]) -> list[str]:
+def settings_of(method: registry.Method, settings: Sequence[str]) -> list[str]:
     """Return the settings that a method takes, and those that are not of the form ``name=value``, for its error."""
     known = method.config_class.field_types()
     return [

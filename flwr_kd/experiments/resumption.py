@@ -20,13 +20,18 @@ from flwr_kd.results.errors import ResultError, ResultExistsError
 from flwr_kd.results.schema import Comparison, RunResult
 from flwr_kd.wording import option
 
-__all__ = ["FOLDER", "Unfinished"]
+__all__ = ["FOLDER", "Unfinished", "is_there"]
 
 FOLDER = ".unfinished"
 """Name of the folder inside a result's."""
 _RUNS = "runs"
 _OF_RUNS = ("model", "seeds", "attacker_ids")
 """Keys of a config that depend on its runs; all others must be the same when a comparison is resumed."""
+
+
+def is_there(directory: Path) -> bool:
+    """Return whether a folder has a result, or a comparison that goes on."""
+    return (directory / files.FILE_NAME).exists() or (directory / FOLDER / files.FILE_NAME).exists()
 
 
 class Unfinished:

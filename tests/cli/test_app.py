@@ -238,6 +238,7 @@ def test_an_interrupt_exits_with_130(command: Command, monkeypatch: pytest.Monke
         "models",
         "partitions",
         "privacy",
+        "reproduce",
         "plot tsne",
         "plot landscape",
         "plot samples",
@@ -252,5 +253,7 @@ def test_help_tells_what_everything_is(command: Command, words: str) -> None:
     for line in out.splitlines():
         if line.startswith("  --") or line.strip().isupper():
             assert len(line.split("  ")) > 2, line
-    if words in ("simulate", "compare"):
+    if words == "simulate":
         assert "flwr-kd methods`  [required]" in out
+    if words == "compare":
+        assert "names from `flwr-kd methods`, or of the file of --config" in out

@@ -13,7 +13,7 @@ from flwr_kd import registry
 from flwr_kd.experiments import runner
 from flwr_kd.experiments.experiment import Experiment, attacker_ids
 from flwr_kd.results import files
-from tests.cli.commands import SMALL, TINY, Command, kept_files
+from tests.cli.commands import SMALL, TINY, Command, kept_files, numbers
 
 
 def test_simulate_writes_a_result_and_curves(command: Command, tmp_path: Path) -> None:
@@ -204,3 +204,77 @@ def test_a_comparison_with_malicious_clients(command: Command, tmp_path: Path) -
     assert "note: nan changes nothing of what fedproto send" in out
     experiment = Experiment(clients=3, attack="nan", attackers=1)
     assert document["config"]["attacker_ids"] == {"0": sorted(attacker_ids(experiment))}
+
+
+CONFIG = """
+methods = ["fedavg", "strong"]
+seeds = [2]
+
+[settings]
+clients = 2
+rounds = 1
+limit = 150
+backend = "inline"
+device = "cpu"
+
+[named.strong]
+method = "fedhkd"
+set = { gamma = 0.5, noise = "none" }
+"""
+
+
+def test_a_file_says_what_is_compared_and_the_command_line_wins(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text(CONFIG)
+    code, out, err = command(
+        "compare", "--config", "c.toml", "--rounds", "2", "--set", "local-epochs=1", "--out", "o"
+    )
+    assert (code, err) == (0, "")
+    result = files.load(tmp_path / "o")
+    assert [(run.name, run.method, run.seed, len(run.rounds)) for run in result.runs] == [
+        ("fedavg", "fedavg", 2, 2), ("strong", "fedhkd", 2, 2)
+    ]  # fmt: skip
+    assert [run.hyperparameters["local-epochs"] for run in result.runs] == [1, 1]
+    assert result.runs[1].hyperparameters["gamma"] == 0.5
+    assert "strong" in out
+    # The result is such a file as well.
+    assert command("compare", "--config", "o/result.json", "--out", "again").code == 0
+    assert numbers(tmp_path / "again") == numbers(tmp_path / "o")
+    assert command("compare", "--config", "c.toml", "--seeds", "5", "fedproto", "--out", "p").code == 0
+    assert [(run.name, run.seed) for run in files.load(tmp_path / "p").runs] == [("fedproto", 5)]
+
+
+def test_a_grid_of_options_is_a_folder_for_each_value(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text(
+        CONFIG.replace('"strong"]', '"fedproto"]') + '[grid]\npartition = ["iid", "pathological:2"]\n'
+    )
+    code, out, _ = command("compare", "--config", "c.toml")
+    assert code == 0
+    folders = [tmp_path / "runs" / "c" / f"partition={name}" for name in ("iid", "pathological-2")]
+    assert [files.load(each).config["partition"] for each in folders] == ["iid", "pathological:2"]
+    code, out, _ = command("compare", "--config", "c.toml", "--resume")
+    assert (code, out.count("not run again: fedavg (seed 2), fedproto (seed 2)")) == (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (CONFIG + "[grids]\n", "c.toml: unknown key 'grids' (did you mean 'grid'?)"),
+        (CONFIG.replace("clients = 2", "clients = 0"), "clients must be a whole number from 1, got 0"),
+        (CONFIG.replace("clients = 2", "client = 2"), "unknown option 'client' (did you mean 'clients'?)"),
+    ],
+)
+def test_a_wrong_file_is_a_line(
+    command: Command, tmp_path: Path, no_run: None, text: str, message: str
+) -> None:
+    (tmp_path / "c.toml").write_text(text)
+    code, _, err = command("compare", "--config", "c.toml")
+    assert code == 2
+    assert len(err.splitlines()) == 1
+    assert message in err
+
+
+def test_methods_or_a_file_are_needed(command: Command, no_run: None) -> None:
+    code, _, err = command("compare")
+    assert (code, err) == (
+        2, "flwr-kd: name at least one method of `flwr-kd methods`, or a file with --config\n"
+    )  # fmt: skip

@@ -23,7 +23,7 @@ def flags(command: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("command", "others"),
-    [("simulate", {"method", "seed", "seeds"}), ("compare", {"methods", "seeds"})],
+    [("simulate", {"method", "seed", "seeds"}), ("compare", {"methods", "config", "seeds"})],
 )
 def test_a_command_has_each_option_with_its_default(command: str, others: set[str]) -> None:
     parameters = flags(command)

@@ -1,0 +1,21 @@
+"""Names in experiments' files that this version does not know yet; a cell with one of them says so at its start."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+__all__ = ["COMING"]
+
+COMING: Mapping[str, frozenset[str]] = MappingProxyType(
+    {
+        "data set": frozenset(
+            {"chexpert", "emnist-letters", "emnist-digits", "tiny-imagenet", "unicauca75", "unicauca141"}
+        ),
+        "option": frozenset(
+            {"class-limit", "classes", "hold-back", "measure", "merge-test", "test-fraction"}
+        ),
+        "partition": frozenset({"ktpfl-1:max"}),
+    }
+)
+"""By kind of name."""

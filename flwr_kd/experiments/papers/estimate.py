@@ -1,0 +1,250 @@
+"""What an experiment costs before it runs: data, steps of SGD, and time on this machine."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from flwr_kd import catalogue
+from flwr_kd.config import LocalStepsConfig, MethodConfig
+from flwr_kd.experiments.papers.coming import COMING
+from flwr_kd.experiments.papers.measures import MEASURES, is_there
+from flwr_kd.experiments.papers.rules import without_coming
+from flwr_kd.experiments.papers.schema import PaperCell, PaperExperiment
+from flwr_kd.experiments.run_form import Values, entries_of
+
+__all__ = ["SIZES", "Cost", "DataSize", "cost_of", "data_of", "lacking", "seconds_per_sample"]
+
+
+class DataSize(NamedTuple):
+    """Size of a data set, for an estimate.
+
+    Attributes
+    ----------
+    train : int
+        Training samples that clients can have.
+    shape : tuple of int
+        Of an input.
+    classes : int
+        Number of classes.
+    vocabulary : int
+        Number of token ids; 0 if inputs are no tokens.
+    """
+
+    train: int
+    shape: tuple[int, ...]
+    classes: int
+    vocabulary: int = 0
+
+
+SIZES: Mapping[str, DataSize] = MappingProxyType(
+    {
+        "digits": DataSize(1_079, (1, 8, 8), 10),
+        "fashion-mnist": DataSize(60_000, (1, 28, 28), 10),
+        "mnist": DataSize(60_000, (1, 28, 28), 10),
+        "mnist-5k": DataSize(3_000, (1, 28, 28), 10),
+        "cifar10": DataSize(50_000, (3, 32, 32), 10),
+        "cifar100": DataSize(50_000, (3, 32, 32), 100),
+        "svhn": DataSize(73_257, (3, 32, 32), 10),
+        "emnist-letters": DataSize(124_800, (1, 28, 28), 26),
+        "emnist-digits": DataSize(240_000, (1, 28, 28), 10),
+        "cinic10": DataSize(90_000, (3, 32, 32), 10),
+        "letters": DataSize(12_000, (16,), 26),
+        "20newsgroups": DataSize(9_052, (5000,), 20),
+        "20newsgroups-tokens": DataSize(9_052, (200,), 20, 10_000),
+        "ag-news": DataSize(96_000, (1024,), 4),
+        "ag-news-tokens": DataSize(96_000, (64,), 4, 10_000),
+        "sst2-tokens": DataSize(53_880, (64,), 2, 10_000),
+        "chexpert": DataSize(223_414, (1, 64, 64), 2),
+        "unicauca75": DataSize(300_000, (80,), 75),
+        "unicauca141": DataSize(220_000, (44,), 141),
+    }
+)
+"""Sizes of the data sets that experiments name; those of the traffic sets are their caps."""
+_FOR_KTPFL = {"ktpfl-1": 3_000, "ktpfl-2": 600}
+_TIMED = 16
+"""Samples of a batch that is timed."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What cells cost.
+
+    Attributes
+    ----------
+    steps : int
+        Steps of SGD in the clients' local training, of all cells, rows and seeds.
+    seconds : float or None
+        On one core, from the time of a few such steps; None if a size is not known. What methods do besides local
+        training is not in it.
+    """
+
+    steps: int
+    seconds: float | None
+
+
+def data_of(experiment: PaperExperiment) -> list[str]:
+    """Return the data sets that an experiment's cells need, with public data where a row does."""
+    names: list[str] = []
+    for cell in experiment.run:
+        settings = {**experiment.settings, **cell.settings}
+        names += [str(settings[key]) for key in ("dataset",) if key in settings]
+        if experiment.trained and _needs_public(experiment):
+            names += _public(settings)
+    return list(dict.fromkeys(names))
+
+
+def _public(settings: Mapping[str, Any]) -> list[str]:
+    """Return the name of a cell's public data; nothing for a data set that does not exist yet."""
+    from flwr_kd.data import public_name
+
+    given, dataset = settings.get("public"), str(settings["dataset"])
+    if given is not None:
+        return [str(given)]
+    return [public_name(None, dataset=dataset)] if dataset in catalogue.DATASETS else []
+
+
+def _needs_public(experiment: PaperExperiment) -> bool:
+    rows = entries_of(experiment, experiment.methods)
+    return any(row.method.public_at in ("server", "clients") for row in rows)
+
+
+def lacking(experiment: PaperExperiment, cell: PaperCell) -> list[str]:
+    """Return what a cell needs and this version does not have, such as ``data set tiny-imagenet``."""
+    settings = {**experiment.settings, **cell.settings}
+    found = [f"option {name}" for name in settings if name in set(settings) - set(without_coming(settings))]
+    found += [
+        f"data set {name}"
+        for key in ("dataset", "public")
+        if (name := settings.get(key)) in COMING["data set"] and name not in catalogue.DATASETS
+    ]
+    return found
+
+
+def unmeasured(experiment: PaperExperiment) -> list[str]:
+    """Return the measures of an experiment that this version does not have."""
+    names = {name for each in experiment.measures.values() for name in (each.name, *each.of.values())}
+    return [f"measure {name}" for name in sorted(names & set(MEASURES)) if not is_there(name)]
+
+
+def cost_of(experiment: PaperExperiment, cells: Sequence[PaperCell], seeds: int) -> Cost:
+    """Return what cells of a trained experiment cost.
+
+    Parameters
+    ----------
+    experiment : PaperExperiment
+        With the values that its runs have.
+    cells : sequence of PaperCell
+        Of it.
+    seeds : int
+        Number of seeds.
+    """
+    steps, seconds, whole = 0, 0.0, True
+    for cell in cells:
+        settings = {**experiment.settings, **cell.settings}
+        for row in entries_of(experiment, experiment.methods, cell.set):
+            model = row.model or str(settings.get("model") or row.method.model)
+            for name, clients in _clients_by_model(model, settings):
+                count = _samples(settings)
+                of_row = round(clients * _steps(row.config, count, settings)) * seeds
+                steps += of_row
+                each = seconds_per_sample(name, _size(settings), _padded(settings)) if count else None
+                if each is None:
+                    whole = False
+                else:
+                    seconds += each * of_row * min(row.config.batch_size, count)
+    return Cost(steps, seconds if whole else None)
+
+
+def _clients_by_model(model: str, settings: Values) -> Iterator[tuple[str, float]]:
+    """Yield each model and the number of clients per round that have it."""
+    names = [name.strip() for name in model.split(",")]
+    taking_part = float(settings.get("clients", 10)) * float(settings.get("fraction-train", 1.0))
+    for name in dict.fromkeys(names):
+        yield name, taking_part * names.count(name) / len(names)
+
+
+def _steps(config: MethodConfig, samples: int, settings: Values) -> int:
+    """Return the steps of one client over all rounds."""
+    rounds = int(settings.get("rounds", 10))
+    if isinstance(config, LocalStepsConfig):
+        return rounds * config.steps(samples)
+    return rounds * config.local_epochs * -(-samples // config.batch_size)
+
+
+def _size(settings: Values) -> DataSize | None:
+    return SIZES.get(str(settings.get("dataset", "digits")))
+
+
+def _padded(settings: Values) -> int | None:
+    side = settings.get("image-size")
+    return None if side is None else int(side)
+
+
+def _samples(settings: Values) -> int:
+    """Return the training samples of a client, on average; 0 if not known."""
+    size = _size(settings)
+    share = 1 - float(settings.get("test-fraction", 0.25))
+    kind = str(settings.get("partition", "")).partition(":")[0]
+    if "client-samples" in settings:
+        return int(settings["client-samples"])
+    if kind in _FOR_KTPFL and not str(settings.get("partition")).endswith(":max"):
+        return round(_FOR_KTPFL[kind] * share)
+    if size is None:
+        return 0
+    train = min(size.train, int(settings.get("limit", size.train)))
+    return max(1, round(train * share / float(settings.get("clients", 10))))
+
+
+def seconds_per_sample(model: str, size: DataSize | None, side: int | None = None) -> float | None:
+    """Return the seconds of one training step per sample on one core; None if the model does not take the data."""
+    return None if size is None else _timed(model, size, side)
+
+
+@functools.lru_cache(maxsize=256)
+def _timed(model: str, size: DataSize, side: int | None) -> float | None:
+    import torch
+
+    from flwr_kd.learning.device import one_thread
+    from flwr_kd.models import build_model
+
+    shape = (size.shape[0], side, side) if side is not None and len(size.shape) == 3 else size.shape
+    try:
+        with one_thread():
+            built = build_model(
+                model, input_shape=shape, num_classes=size.classes, seed=0, vocabulary=size.vocabulary or None
+            )
+            return _time_steps(built, shape, size, torch.Generator().manual_seed(0))
+    except (ValueError, ImportError):
+        return None
+
+
+def _time_steps(model: object, shape: tuple[int, ...], size: DataSize, generator: object) -> float:
+    import torch
+    from torch.nn import functional
+
+    assert isinstance(model, torch.nn.Module)
+    assert isinstance(generator, torch.Generator)
+    x = torch.rand(_TIMED, *shape, generator=generator)
+    if size.vocabulary:
+        x = torch.randint(2, size.vocabulary, (_TIMED, *shape), generator=generator)
+    y = torch.randint(size.classes, (_TIMED,), generator=generator)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        functional.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+    step()
+    return min(_duration(step) for _ in range(2)) / _TIMED
+
+
+def _duration(action: Callable[[], None]) -> float:
+    start = time.perf_counter()
+    action()
+    return time.perf_counter() - start

@@ -1,0 +1,68 @@
+"""What can be read off a run, by the names that experiments' files have for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from types import MappingProxyType
+from typing import NamedTuple
+
+from flwr_kd.results.schema import RoundResult, RunResult
+
+__all__ = ["MEASURES", "Measured", "is_there", "value_of"]
+
+
+class Measured(NamedTuple):
+    """A measure.
+
+    Attributes
+    ----------
+    meaning : str
+        What it is.
+    accuracy : bool
+        Whether it is a share in [0, 1], which papers print as it is or in percent.
+    """
+
+    meaning: str
+    accuracy: bool = True
+
+
+MEASURES: Mapping[str, Measured] = MappingProxyType(
+    {
+        "local_accuracy": Measured("clients' own models, own test splits"),
+        "local_top5": Measured("the same, five likeliest classes"),
+        "trained_accuracy": Measured("clients' own models before they distil, own test splits"),
+        "common_accuracy": Measured("clients' own models, common test set"),
+        "common_top5": Measured("the same, five likeliest classes"),
+        "global_accuracy": Measured("aggregated model, common test set"),
+        "global_top5": Measured("the same, five likeliest classes"),
+        "global_on_clients": Measured("aggregated model, clients' test splits"),
+        "rounds_to_global": Measured("rounds to a share of the first row's last global accuracy", False),
+        "round_trips": Measured("round trips by the paper's formula", False),
+        "megabytes": Measured("bytes of all rounds and clients by the paper's formula", False),
+        "tsne": Measured("map of features", False),
+        "landscape": Measured("loss around the global model", False),
+        "distance_to_optimum": Measured("distance of the global model to its last", False),
+    }
+)
+"""By name, what it is."""
+_FORMULAS = ("rounds_to_global", "round_trips", "megabytes", "tsne", "landscape")
+
+
+def is_there(measure: str) -> bool:
+    """Return whether this version measures it."""
+    return measure in _FORMULAS or measure in {each.name for each in fields(RoundResult)}
+
+
+def value_of(run: RunResult, measure: str, client: int | None = None) -> float | None:
+    """Return an accuracy of a run's last round; of one client, counted from 1, or the mean.
+
+    None if it was not measured.
+    """
+    if not run.rounds or not is_there(measure):
+        return None
+    last = run.rounds[-1]
+    if client is not None:
+        return last.clients.get(str(client - 1), {}).get(measure)
+    value: float | None = getattr(last, measure)
+    return value

@@ -1,0 +1,161 @@
+"""Checks of an experiment's file beyond its form: names of methods, options, data sets, measures and rows exist."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from flwr_kd import catalogue
+from flwr_kd.checks import ConfigError
+from flwr_kd.experiments.papers.coming import COMING
+from flwr_kd.experiments.papers.measures import MEASURES
+from flwr_kd.experiments.papers.printed import keys_of
+from flwr_kd.experiments.papers.schema import Expectation, PaperCell, PaperExperiment
+from flwr_kd.experiments.run_form import RunForm, Values, entries_of, option_values
+from flwr_kd.text import unknown_name
+
+__all__ = ["check", "small_form", "taken"]
+
+
+def taken(experiment: PaperExperiment) -> PaperExperiment:
+    """Return the experiment with inferred values where the paper prints none."""
+    settings: Values = {}
+    hyperparameters: dict[str, Values] = {}
+    for inferred in experiment.inferred:
+        if inferred.taken:
+            settings |= inferred.settings
+            _add(hyperparameters, inferred.hyperparameters)
+    _add(hyperparameters, experiment.hyperparameters)
+    return replace(
+        experiment, settings={**settings, **experiment.settings}, hyperparameters=hyperparameters, inferred=()
+    )
+
+
+def small_form(experiment: PaperExperiment) -> PaperExperiment:
+    """Return the cheaper version of an experiment, in the form of the experiment.
+
+    Raises
+    ------
+    ConfigError
+        If it has none.
+    """
+    small = experiment.small
+    if small is None:
+        raise ConfigError(f"{experiment.id} has no small version: leave --scale out")
+    whole = taken(experiment)
+    hyperparameters = {name: dict(values) for name, values in whole.hyperparameters.items()}
+    _add(hyperparameters, small.hyperparameters)
+    return replace(
+        whole,
+        settings={**whole.settings, **small.settings},
+        hyperparameters=hyperparameters,
+        methods=small.methods or whole.methods,
+        run=small.run or whole.run,
+        cost=(),
+    )
+
+
+def _add(values: dict[str, Values], more: Mapping[str, Values]) -> None:
+    for name, each in more.items():
+        values[name] = {**values.get(name, {}), **each}
+
+
+def check(experiment: PaperExperiment, where: str) -> None:
+    """Check an experiment.
+
+    Raises
+    ------
+    ConfigError
+        If it names what does not exist, or has a value that is not allowed; the text begins with ``where``.
+    """
+    _unique(experiment.run, f"{where}: run")
+    for measure in (name for each in experiment.measures.values() for name in (each.name, *each.of.values())):
+        if measure not in MEASURES:
+            raise ConfigError(f"{where}: measures: {unknown_name('measure', measure, MEASURES)}")
+    if experiment.trained:
+        _check_runs(taken(experiment), where)
+        if experiment.small is not None:
+            _unique(experiment.small.run, f"{where}: small.run")
+            _check_runs(small_form(experiment), f"{where}: small")
+            for cell in experiment.small.run:
+                if cell.stands_for and cell.stands_for not in {each.id for each in experiment.run}:
+                    raise ConfigError(
+                        f"{where}: small.run.{cell.id}: no cell {cell.stands_for!r} to stand for"
+                    )
+    _check_printed(experiment, where)
+    for index, expectation in enumerate(experiment.expect):
+        _check_expectation(experiment, expectation, f"{where}: expect[{index + 1}]")
+
+
+def _unique(cells: Iterable[PaperCell], where: str) -> None:
+    seen: set[str] = set()
+    for cell in cells:
+        if cell.id in seen:
+            raise ConfigError(f"{where}: two cells have the id {cell.id!r}")
+        seen.add(cell.id)
+
+
+def _check_runs(form: RunForm, where: str) -> None:
+    if not form.methods:
+        raise ConfigError(f"{where}: methods is missing")
+    cells = form.run or (PaperCell(id="all"),)
+    try:
+        for cell in cells:
+            options = option_values(without_coming({**form.settings, **cell.settings}))
+            for name in ("dataset", "public"):
+                _check_data_set(options.get(name))
+            entries_of(form, form.methods, cell.set)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {cell.id}: {error}") from None
+
+
+def without_coming(settings: Mapping[str, Any]) -> Values:
+    """Return the options that this version has, or that no version is to have."""
+    return {name: value for name, value in settings.items() if name not in COMING["option"]}
+
+
+def _check_data_set(name: object) -> None:
+    known = {*catalogue.DATASETS, *COMING["data set"]}
+    if name is not None and not (name in known or str(name).startswith("csv:")):
+        raise ConfigError(unknown_name("data set", str(name), sorted(known)))
+
+
+def _check_printed(experiment: PaperExperiment, where: str) -> None:
+    for cell in experiment.run:
+        for what, tables in (("printed", cell.printed), ("clients", cell.clients)):
+            for measure, rows in tables.items():
+                place = f"{where}: run.{cell.id}.{what}.{measure}"
+                if experiment.measures and measure not in experiment.measures:
+                    raise ConfigError(f"{place}: {unknown_name('measure', measure, experiment.measures)}")
+                if experiment.trained:
+                    _check_rows(experiment, rows, place)
+
+
+def _check_rows(experiment: PaperExperiment, rows: Iterable[str], where: str) -> None:
+    for row in rows:
+        if row not in experiment.methods:
+            raise ConfigError(f"{where}: {unknown_name('row', row, experiment.methods)}")
+
+
+def _check_expectation(experiment: PaperExperiment, expectation: Expectation, where: str) -> None:
+    if expectation.measure and expectation.measure not in experiment.measures:
+        raise ConfigError(f"{where}: {unknown_name('measure', expectation.measure, experiment.measures)}")
+    if expectation.kind != "text" and not expectation.measure and len(experiment.measures) != 1:
+        raise ConfigError(f"{where}: measure is missing, one of {', '.join(experiment.measures)}")
+    names = (expectation.methods, expectation.among, expectation.left, expectation.right, expectation.order)
+    if experiment.methods:
+        _check_rows(experiment, (row for each in names for row in each), where)
+    if experiment.run:
+        known = {key for cell in experiment.run for key in keys_of(experiment, cell)}
+        for key in _keys(expectation):
+            if key not in known:
+                raise ConfigError(f"{where}: {unknown_name('setting of a cell', key, sorted(known))}")
+    for cell in expectation.paper.not_in:
+        if cell not in {each.id for each in experiment.run}:
+            raise ConfigError(f"{where}: paper.not-in: no cell {cell!r}")
+
+
+def _keys(expectation: Expectation) -> Iterator[str]:
+    yield from expectation.where
+    yield from (key for key in (expectation.along, expectation.key) if key)

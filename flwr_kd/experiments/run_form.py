@@ -1,0 +1,394 @@
+"""The run form: which methods a comparison has, with which settings, as a TOML file or a result says it.
+
+The keys are those of the papers' experiments (:mod:`flwr_kd.experiments.papers`), which are such files too::
+
+    methods = ["fedavg", "fedhkd", "strong"]
+    seeds = [0, 1, 2]
+
+    [settings]                      # options of `flwr-kd compare`
+    dataset = "digits"
+    rounds = 20
+
+    [hyperparameters]               # `all` holds for each method that has the hyper-parameter
+    all = { local-epochs = 5 }
+    fedhkd = { gamma = 0.05, noise = "none" }
+
+    [named.strong]                  # one method under another name and with other settings
+    method = "fedhkd"
+    set = { gamma = 0.5 }
+
+    [grid]                          # a run for each combination
+    partition = ["inner-dirichlet:0.1", "inner-dirichlet:1"]
+    learning-rate = [0.001, 0.01]
+
+A grid over hyper-parameters gives labelled runs in one comparison, a grid over options one comparison for each
+combination. ``[[run]]`` lists comparisons one by one instead, each with an ``id``, ``settings`` and ``set``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar, get_args, get_type_hints
+
+from flwr_kd import registry
+from flwr_kd.checks import ConfigError, checked
+from flwr_kd.config import MethodConfig, meant
+from flwr_kd.experiments.comparison import Entry, configs_of, settings_of
+from flwr_kd.experiments.options import ExperimentOptions
+from flwr_kd.experiments.strict_toml import Value, build, read_toml
+from flwr_kd.results import files
+from flwr_kd.results.schema import Comparison
+from flwr_kd.text import shown, unknown_name
+
+__all__ = ["Cell", "Named", "Planned", "RunForm", "entries_of", "option_values", "planned", "read_run_form"]
+
+T = TypeVar("T")
+Values = dict[str, Value]
+_OF_RESULT_ONLY = ("model", "seeds", "attacker_ids")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Named:
+    """A row that is a method with settings, under another name.
+
+    Attributes
+    ----------
+    method : str
+        A name of the registry.
+    set : dict
+        Hyper-parameters, on top of the method's in the file.
+    model : str, optional
+        The clients' models, in place of the settings'.
+    note : str
+        Why.
+    """
+
+    method: str
+    set: Values = field(default_factory=dict)
+    model: str | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One comparison of several in a file.
+
+    Attributes
+    ----------
+    id : str
+        Names its folder.
+    settings : dict
+        Options, on top of the file's.
+    set : dict
+        Hyper-parameters, on top of the file's, for the methods that have them.
+    """
+
+    id: str
+    settings: Values = field(default_factory=dict)
+    set: Values = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunForm:
+    """Methods and settings of one or several comparisons; see the module.
+
+    Attributes
+    ----------
+    methods : tuple of str
+        Methods of the registry, or names of ``named``, in their order.
+    seeds : tuple of int
+        Of each comparison; the command's if empty.
+    settings : dict
+        Options by their names on the command line, without dashes at the front.
+    hyperparameters : dict of dict
+        By ``all``, method, or name.
+    named : dict of Named
+        Rows that are a method with settings.
+    grid : dict
+        Values of options and hyper-parameters, or of hyper-parameters by row.
+    run : tuple of Cell
+        Comparisons one by one; a single one if empty.
+    """
+
+    methods: tuple[str, ...] = ()
+    seeds: tuple[int, ...] = ()
+    settings: Values = field(default_factory=dict)
+    hyperparameters: dict[str, Values] = field(default_factory=dict)
+    named: dict[str, Named] = field(default_factory=dict)
+    grid: dict[str, Any] = field(default_factory=dict)
+    run: tuple[Cell, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """One comparison that a run form asks for.
+
+    Attributes
+    ----------
+    id : str
+        Its cell and its values of the grid; empty where there is one comparison only.
+    settings : dict
+        Options with their values, by field of :class:`ExperimentOptions`.
+    entries : tuple of Entry
+        The rows.
+    """
+
+    id: str
+    settings: Values
+    entries: tuple[Entry, ...]
+
+
+def read_run_form(path: Path) -> RunForm:
+    """Read a TOML file, or the ``result.json`` of a comparison, which then runs again as it was.
+
+    Raises
+    ------
+    ConfigError
+        If it cannot be read, or has a key or a type that is not allowed.
+    ResultError
+        If a JSON file is no result.
+    """
+    if path.is_dir():
+        path = path / files.FILE_NAME
+    if path.suffix != ".json":
+        return build(RunForm, read_toml(path), str(path))
+    try:
+        return _of_result(files.load(path))
+    except FileNotFoundError:
+        raise ConfigError(f"{path} cannot be read: there is no such file") from None
+
+
+def _of_result(result: Comparison) -> RunForm:
+    """Return what gives a result again, with each value that its runs had."""
+    known = {each.name for each in fields(ExperimentOptions)} - set(_OF_RESULT_ONLY)
+    settings = {
+        name.replace("_", "-"): value
+        for name, value in result.config.items()
+        if name in known and value is not None
+    }
+    models = result.config.get("model")
+    runs = result.by_method()
+    return RunForm(
+        methods=tuple(runs),
+        seeds=tuple(sorted({run.seed for run in result.runs})),
+        settings=settings,
+        named={
+            name: Named(
+                method=of_name[0].method,
+                set=of_name[0].hyperparameters,
+                model=models.get(name) if isinstance(models, Mapping) else models,
+            )
+            for name, of_name in runs.items()
+        },
+    )
+
+
+def option_values(settings: Mapping[str, Value]) -> Values:
+    """Return options by field of :class:`ExperimentOptions`, after checking names and types.
+
+    Raises
+    ------
+    ConfigError
+        If an option is unknown, or its value of another type.
+
+    Examples
+    --------
+    >>> option_values({"fraction-train": 1, "partition": "iid"})
+    {'fraction_train': 1.0, 'partition': 'iid'}
+    """
+    hints = get_type_hints(ExperimentOptions)
+    known = {each.name.replace("_", "-"): each.name for each in fields(ExperimentOptions)}
+    values: Values = {}
+    for name, value in settings.items():
+        if name not in known:
+            raise ConfigError(unknown_name("option", name, known))
+        hint = hints[known[name]]
+        kind = next(each for each in (*get_args(hint), hint) if isinstance(each, type))
+        values[known[name]] = checked(name, value, kind, {})
+    return values
+
+
+def planned(
+    form: RunForm,
+    *,
+    settings: Mapping[str, Value] | None = None,
+    assignments: Sequence[str] = (),
+    methods: Sequence[str] = (),
+) -> list[Planned]:
+    """Return the comparisons that a form asks for.
+
+    Parameters
+    ----------
+    form : RunForm
+        With at least one method, unless ``methods`` has some.
+    settings : mapping, optional
+        Options by field that win over the form's, such as the command line's.
+    assignments : sequence of str
+        Hyper-parameters as ``name=value`` that win over the form's, for the methods that have them.
+    methods : sequence of str
+        In place of the form's.
+
+    Raises
+    ------
+    ConfigError
+        If a name or a value is not allowed.
+    """
+    names = tuple(methods) or form.methods
+    if not names:
+        raise ConfigError("there is no method to run: name one, or give the file `methods`")
+    of_options, of_methods = _divided(form.grid)
+    for name in of_methods:
+        if name and name not in names:
+            raise ConfigError(f"grid.{name}: {unknown_name('row', name, names)}")
+    cells = form.run or (Cell(id=""),)
+    found = []
+    for cell, values in itertools.product(cells, _combinations(of_options)):
+        chosen = {**option_values({**form.settings, **cell.settings, **values}), **(settings or {})}
+        entries = entries_of(form, names, cell.set, assignments=assignments, grid=of_methods)
+        place = " ".join(
+            [*([cell.id] if cell.id else []), *(f"{key}={value}" for key, value in values.items())]
+        )
+        found.append(Planned(id=re.sub(r"[^\w .,=+-]", "-", place), settings=chosen, entries=entries))
+    return found
+
+
+def entries_of(
+    form: RunForm,
+    names: Sequence[str],
+    more: Mapping[str, Value] | None = None,
+    *,
+    assignments: Sequence[str] = (),
+    grid: Mapping[str, Mapping[str, Sequence[Value]]] | None = None,
+) -> tuple[Entry, ...]:
+    """Return the rows of a comparison.
+
+    Parameters
+    ----------
+    form : RunForm
+        Its hyper-parameters and named rows.
+    names : sequence of str
+        Methods of the registry, or named rows.
+    more : mapping, optional
+        Hyper-parameters on top of the form's, for the methods that have them.
+    assignments : sequence of str
+        The same as ``name=value``, which win over all others.
+    grid : mapping, optional
+        Values of hyper-parameters, by row or for all rows under an empty name: a labelled row for each combination.
+
+    Raises
+    ------
+    ConfigError
+        If a name or a value is not allowed.
+    """
+    rows = {name: _row_of(form, name) for name in dict.fromkeys(names)}
+    methods = [row.method for row in rows.values()]
+    for key in form.hyperparameters:
+        if key != "all" and key not in form.named:
+            registry.get(key)
+    shared = {**form.hyperparameters.get("all", {}), **(more or {})}
+    _check_known([*shared, *(grid or {}).get("", {})], methods)
+    if assignments:
+        configs_of(methods, assignments)
+    entries = []
+    for name, row in rows.items():
+        # What a row is named for is not spread.
+        general = {key: each for key, each in (grid or {}).get("", {}).items() if key not in row.set}
+        of_grid = _having(row.method, {**general, **(grid or {}).get(name, {})})
+        for values in _combinations(of_grid):
+            layers = (
+                _having(row.method, form.hyperparameters.get("all", {})),
+                form.hyperparameters.get(row.method.name, {}),
+                form.hyperparameters.get(name, {}),
+                _having(row.method, more or {}),
+                row.set,
+                values,
+                row.method.config_class.read_texts(settings_of(row.method, assignments)),
+            )
+            label = ", ".join([name, *(f"{key}={value}" for key, value in values.items())])
+            entries.append(Entry(row.method, _config(row.method, layers, name), label, row.model))
+    return tuple(entries)
+
+
+class _Row(NamedTuple):
+    method: registry.Method
+    set: Mapping[str, Value]
+    model: str | None
+
+
+def _row_of(form: RunForm, name: str) -> _Row:
+    if name in form.named:
+        named = form.named[name]
+        return _Row(registry.get(named.method), named.set, named.model)
+    known = registry.methods()
+    if name not in known:
+        raise ConfigError(unknown_name("method", name, [*form.named, *known]))
+    return _Row(known[name], {}, None)
+
+
+def _field(key: str) -> str:
+    return key.replace("-", "_")
+
+
+def _having(method: registry.Method, values: Mapping[str, T]) -> dict[str, T]:
+    """Return the hyper-parameters that a method has and does not fix."""
+    known = method.config_class.field_types()
+    return {
+        key: value
+        for key, value in values.items()
+        if _field(key) in known and _field(key) not in method.fixed
+    }
+
+
+def _check_known(keys: Sequence[str], methods: Sequence[registry.Method]) -> None:
+    known = {each for method in methods for each in method.config_class.field_types()}
+    for key in keys:
+        if _field(key) not in known:
+            names = sorted(name.replace("_", "-") for name in known)
+            raise ConfigError(unknown_name("hyper-parameter", key, names, meant=meant(key, names)))
+
+
+def _config(method: registry.Method, layers: Sequence[Mapping[str, Value]], name: str) -> MethodConfig:
+    """Return a method's hyper-parameters; later layers win. What a method fixes may only be repeated."""
+    values = dict(method.config().to_wire())
+    for layer in layers:
+        for key, value in layer.items():
+            fixed = method.fixed.get(_field(key))
+            if fixed is not None and fixed != value:
+                raise ConfigError(f"{name}: {key} is fixed at {fixed} by {method.name}, got {shown(value)}")
+            values[key.replace("_", "-")] = value
+    try:
+        return method.config_class.from_mapping(values)
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {error}") from None
+
+
+def _divided(
+    grid: Mapping[str, Any],
+) -> tuple[dict[str, list[Value]], dict[str, dict[str, list[Value]]]]:
+    """Return the values of options, and those of hyper-parameters by row."""
+    options = {each.name.replace("_", "-") for each in fields(ExperimentOptions)}
+    of_options: dict[str, list[Value]] = {}
+    of_rows: dict[str, dict[str, list[Value]]] = {"": {}}
+    for key, values in grid.items():
+        if isinstance(values, Mapping):
+            of_rows[key] = {name: _listed(f"grid.{key}.{name}", each) for name, each in values.items()}
+        elif key in options:
+            of_options[key] = _listed(f"grid.{key}", values)
+        else:
+            of_rows[""][key] = _listed(f"grid.{key}", values)
+    return of_options, of_rows
+
+
+def _listed(where: str, values: object) -> list[Value]:
+    if not isinstance(values, list) or not values or not all(isinstance(each, Value) for each in values):
+        raise ConfigError(f"{where} must be a list of values, got {shown(values)}")
+    return values
+
+
+def _combinations(values: Mapping[str, Sequence[Value]]) -> Iterator[dict[str, Value]]:
+    for chosen in itertools.product(*values.values()):
+        yield dict(zip(values, chosen, strict=True))

@@ -1,0 +1,166 @@
+"""Files of methods and settings for ``compare``."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flwr_kd import ConfigError, ExperimentOptions, ResultError, registry
+from flwr_kd.experiments import comparison
+from flwr_kd.experiments.run_form import RunForm, planned, read_run_form
+
+TEXT = """
+methods = ["fedavg", "fedhkd", "strong"]
+seeds = [3]
+
+[settings]
+dataset = "digits"
+clients = 2
+fraction-train = 1
+
+[hyperparameters]
+all = { local-epochs = 2, temperature = 0.25 }
+fedhkd = { gamma = 0.1 }
+
+[named.strong]
+method = "fedhkd"
+set = { gamma = 0.5 }
+model = "lenet"
+"""
+
+
+def form(folder: Path, text: str = TEXT) -> RunForm:
+    file = folder / "runs.toml"
+    file.write_text(text)
+    return read_run_form(file)
+
+
+def one(*args: Any, **kwargs: Any) -> Any:
+    (found,) = planned(*args, **kwargs)
+    return found
+
+
+def test_rows_have_their_settings(tmp_path: Path) -> None:
+    plan = one(form(tmp_path))
+    assert plan.id == ""
+    assert plan.settings == {"dataset": "digits", "clients": 2, "fraction_train": 1.0}
+    avg, hkd, strong = plan.entries
+    assert [(row.name, row.method.name, row.model) for row in plan.entries] == [
+        ("fedavg", "fedavg", None), ("fedhkd", "fedhkd", None), ("strong", "fedhkd", "lenet")
+    ]  # fmt: skip
+    assert [row.config.local_epochs for row in plan.entries] == [2, 2, 2]
+    assert avg.config == registry.get("fedavg").config(["local-epochs=2"])
+    # A named row has its method's settings, and its own on top.
+    assert (hkd.config.to_wire()["gamma"], strong.config.to_wire()["gamma"]) == (0.1, 0.5)
+    assert strong.config.to_wire()["temperature"] == 0.25
+
+
+def test_the_callers_values_win(tmp_path: Path) -> None:
+    plan = one(
+        form(tmp_path), settings={"clients": 5}, assignments=["gamma=0.7"], methods=["strong", "fedproto"]
+    )
+    assert plan.settings["clients"] == 5
+    strong, proto = plan.entries
+    assert (strong.name, strong.config.to_wire()["gamma"]) == ("strong", 0.7)
+    assert (proto.name, proto.config.local_epochs) == ("fedproto", 2)
+
+
+def test_a_grid_of_hyperparameters_labels_rows(tmp_path: Path) -> None:
+    text = TEXT + "[grid]\ngamma = [0.0, 0.2]\n[grid.fedavg]\nbatch-size = [8, 16]\n"
+    rows = one(form(tmp_path, text)).entries
+    # `strong` is named for its gamma, and keeps it.
+    assert [row.name for row in rows] == [
+        "fedavg, batch-size=8", "fedavg, batch-size=16", "fedhkd, gamma=0.0", "fedhkd, gamma=0.2", "strong"
+    ]  # fmt: skip
+    assert [row.config.batch_size for row in rows[:2]] == [8, 16]
+    assert [row.config.to_wire()["gamma"] for row in rows[2:]] == [0.0, 0.2, 0.5]
+
+
+def test_a_grid_of_options_makes_comparisons(tmp_path: Path) -> None:
+    text = TEXT + '[grid]\npartition = ["iid", "dirichlet:0.1"]\nrounds = [1, 2]\n'
+    plans = planned(form(tmp_path, text))
+    assert [plan.id for plan in plans] == [
+        "partition=iid rounds=1", "partition=iid rounds=2",
+        "partition=dirichlet-0.1 rounds=1", "partition=dirichlet-0.1 rounds=2",
+    ]  # fmt: skip
+    assert [plan.settings["rounds"] for plan in plans] == [1, 2, 1, 2]
+
+
+def test_cells_are_comparisons_with_their_settings(tmp_path: Path) -> None:
+    text = TEXT + (
+        '[[run]]\nid = "a"\nsettings = { clients = 3 }\nset = { gamma = 0.9 }\n[[run]]\nid = "b"\n'
+    )
+    first, second = planned(form(tmp_path, text))
+    assert (first.id, first.settings["clients"]) == ("a", 3)
+    assert [row.config.to_wire().get("gamma") for row in first.entries] == [None, 0.9, 0.5]
+    assert (second.id, second.settings["clients"]) == ("b", 2)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('"fedavg", ', '"fedagv", ', r"unknown method 'fedagv' \(did you mean 'fedavg'\?\)"),
+        ("clients = 2", "cleints = 2", r"unknown option 'cleints' \(did you mean 'clients'\?\)"),
+        ("clients = 2", 'clients = "2"', r"clients must be of type int, got '2'"),
+        ("clients = 2", "clients = 2.5", r"clients must be of type int, got 2.5"),
+        ("clients = 2", "data-dir = 2", r"data-dir must be of type str, got 2"),
+        ("gamma = 0.1", "gama = 0.1", r"fedhkd: unknown hyper-parameter 'gama' \(did you mean 'gamma'\?\)"),
+        ("gamma = 0.1", "gamma = -0.1", r"fedhkd: gamma must be >= 0, got -0.1"),
+        (
+            "local-epochs = 2",
+            "epochs = 2",
+            r"unknown hyper-parameter 'epochs' \(did you mean 'local-epochs'\?\)",
+        ),
+        ("fedhkd = {", "fedhdk = {", r"unknown method 'fedhdk'"),
+        (
+            'method = "fedhkd"',
+            'method = "fedhkd-star"',
+            r"strong: gamma is fixed at 0.0 by fedhkd-star, got 0.5",
+        ),
+        ("[named.strong]", "[grid.strng]\ngamma = [1]\n[named.strong]", r"grid.strng: unknown row 'strng'"),
+        (
+            "[named.strong]",
+            "[grid]\ngamma = 1\n[named.strong]",
+            r"grid.gamma must be a list of values, got 1",
+        ),
+        ("[named.strong]", "[grid]\ngama = [1]\n[named.strong]", r"unknown hyper-parameter 'gama'"),
+        ('methods = ["fedavg", "fedhkd", "strong"]', "", r"there is no method to run"),
+    ],
+)
+def test_what_is_not_allowed_is_refused(tmp_path: Path, old: str, new: str, message: str) -> None:
+    assert old in TEXT
+    with pytest.raises(ConfigError, match=message):
+        planned(form(tmp_path, TEXT.replace(old, new)))
+
+
+def test_a_result_is_run_again_as_it_was(tmp_path: Path) -> None:
+    """Labels, variants, models, backend and seeds are the result's; so are the numbers."""
+    options = ExperimentOptions(clients=2, rounds=2, limit=150, backend="inline", device="cpu")
+    file = form(tmp_path, TEXT.replace('"fedavg", "fedhkd", "strong"]', '"strong", "fedhkd-star"]'))
+    rows = one(file, assignments=["noise=none"]).entries
+    first = comparison.compare(rows, options, seeds=[4], folder=tmp_path / "first")
+    again = read_run_form(tmp_path / "first" / "result.json")
+    assert again == read_run_form(tmp_path / "first")
+    plan = one(again)
+    second = comparison.compare(
+        plan.entries, ExperimentOptions(**plan.settings), seeds=again.seeds, folder=tmp_path / "second"
+    )
+    assert second.config == first.config
+    assert [(run.name, run.method, run.seed, run.hyperparameters) for run in second.runs] == [
+        (run.name, run.method, run.seed, run.hyperparameters) for run in first.runs
+    ]
+    for before, after in zip(first.runs, second.runs, strict=True):
+        assert [replace(each, seconds=0.0) for each in after.rounds] == [
+            replace(each, seconds=0.0) for each in before.rounds
+        ]
+
+
+def test_a_file_that_is_no_result_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text("{}")
+    with pytest.raises(ResultError, match=r"a.json: schema_version"):
+        read_run_form(tmp_path / "a.json")
+    with pytest.raises(ConfigError, match="there is no such file"):
+        read_run_form(tmp_path / "b.json")
