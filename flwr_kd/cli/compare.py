@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 from click.core import ParameterSource
 
-from flwr_kd.checks import read_whole_number, whole_number
+from flwr_kd.checks import whole_number
 from flwr_kd.cli.interrupts import Interrupted
 from flwr_kd.cli.log import showing_log
-from flwr_kd.cli.options import ARGUMENTS, RunOptions, UsageError, with_options
+from flwr_kd.cli.options import ARGUMENTS, RunOptions, UsageError, read_seeds, with_options
 from flwr_kd.experiments.options import ExperimentOptions
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from flwr_kd.experiments.comparison import Entry, Plan
     from flwr_kd.experiments.resumption import Unfinished
 
-__all__ = ["compare", "simulate"]
+__all__ = ["compare", "run_plan", "simulate"]
 
 _SEEDS = "0,1,2"
 
@@ -45,7 +45,7 @@ def simulate(
         raise UsageError(f"give either --seed or --seeds, got --seed {seed} and --seeds {seeds}")
     if seeds is None:
         seeds = str(whole_number("seed", seed or 0, error=UsageError))
-    _run_all([_Job([method], experiment, _seeds(seeds), options.out, options.settings or ())], options)
+    _run_all([_Job([method], experiment, read_seeds(seeds), options.out, options.settings or ())], options)
 
 
 @with_options
@@ -72,7 +72,7 @@ def compare(
         return
     if not methods:
         raise UsageError("name at least one method of `flwr-kd methods`, or a file with --config")
-    job = _Job(methods, experiment, _seeds(seeds or _SEEDS), options.out, options.settings or ())
+    job = _Job(methods, experiment, read_seeds(seeds or _SEEDS), options.out, options.settings or ())
     _run_all([job], options)
 
 
@@ -98,7 +98,7 @@ def _jobs_of_file(
     }
     form = run_form.read_run_form(file)
     plans = run_form.planned(form, settings=given, assignments=options.settings or (), methods=methods)
-    chosen = _seeds(seeds) if seeds else form.seeds or _seeds(_SEEDS)
+    chosen = read_seeds(seeds) if seeds else form.seeds or read_seeds(_SEEDS)
     several = options.out or Path("runs") / (file.parent.name if file.suffix == ".json" else file.stem)
     return [
         _Job(
@@ -154,7 +154,7 @@ def _compare(job: _Job, options: RunOptions, *, resume: bool) -> None:
         print(f"goes on after round {last}: {name} (seed {seed})")
     console = Console()
     with showing_log(verbose=options.verbose), _says_how_to_resume(plan.unfinished):
-        _run(plan, console, keep_arrays=not options.no_arrays)
+        run_plan(plan, console, keep_arrays=not options.no_arrays)
         result, file = comparison.write(plan)
     picture = curves.plot(result, picture_file(file.parent, "curves"))
     console.print(*fitting(result, console.width))
@@ -162,7 +162,7 @@ def _compare(job: _Job, options: RunOptions, *, resume: bool) -> None:
     print(f"curves: {picture.resolve()}")
 
 
-def _run(plan: Plan, console: Console, *, keep_arrays: bool) -> None:
+def run_plan(plan: Plan, console: Console, *, keep_arrays: bool) -> None:
     """Run a comparison with a progress bar over the rounds of all its runs."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -216,11 +216,3 @@ def _kept(unfinished: Unfinished) -> str:
     return (
         f"{' and '.join(parts)} kept in {str(unfinished.directory)!r}: the same command with --resume goes on"
     )
-
-
-def _seeds(text: str) -> list[int]:
-    try:
-        seeds = [read_whole_number("seed", part, error=UsageError) for part in text.split(",")]
-    except UsageError:
-        raise UsageError(f"seeds must be whole numbers from 0, separated by commas, got {text!r}") from None
-    return list(dict.fromkeys(seeds))

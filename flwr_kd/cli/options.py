@@ -15,9 +15,10 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from flwr_kd.checks import read_whole_number
 from flwr_kd.experiments.options import option
 
-__all__ = ["ARGUMENTS", "Device", "ResultDir", "RunOptions", "UsageError", "with_options"]
+__all__ = ["ARGUMENTS", "Device", "ResultDir", "RunOptions", "UsageError", "read_seeds", "with_options"]
 
 ARGUMENTS = {
     "shown": "show this method's paper and hyper-parameters",
@@ -94,3 +95,12 @@ def _parameters_of(group: type[Any]) -> list[inspect.Parameter]:
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
         parameters.append(inspect.Parameter(each.name, kind, default=default, annotation=hints[each.name]))
     return parameters
+
+
+def read_seeds(text: str) -> list[int]:
+    """Return seeds that are separated by commas, each once."""
+    try:
+        seeds = [read_whole_number("seed", part, error=UsageError) for part in text.split(",")]
+    except UsageError:
+        raise UsageError(f"seeds must be whole numbers from 0, separated by commas, got {text!r}") from None
+    return list(dict.fromkeys(seeds))

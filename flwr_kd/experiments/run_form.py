@@ -145,6 +145,8 @@ class Planned:
 def read_run_form(path: Path) -> RunForm:
     """Read a TOML file, or the ``result.json`` of a comparison, which then runs again as it was.
 
+    A paper's experiment is a TOML file of this form as well; what it says besides is left out.
+
     Raises
     ------
     ConfigError
@@ -155,7 +157,12 @@ def read_run_form(path: Path) -> RunForm:
     if path.is_dir():
         path = path / files.FILE_NAME
     if path.suffix != ".json":
-        return build(RunForm, read_toml(path), str(path))
+        values = read_toml(path)
+        if "kind" in values:
+            from flwr_kd.experiments.papers import library, rules
+
+            return rules.taken(library.read_file(path))
+        return build(RunForm, values, str(path))
     try:
         return _of_result(files.load(path))
     except FileNotFoundError:

@@ -1,21 +1,15 @@
-"""A grid that notes the size of each message, and what the letters of a formula are for a client."""
+"""A grid that notes the size of each message."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from flwr.app import Message
 from flwr.common.serde import message_to_proto
-from torch import nn
 
-from flwr_kd.config import MethodConfig
-from flwr_kd.formulas import Situation
-from flwr_kd.models import as_feature_model, count_parameters
-from flwr_kd.models.feature import find_head
-from flwr_kd.registry import Method
+from flwr_kd.experiments.message_sizes import sizes_of
 from flwr_kd.transport import flower_records
 from flwr_kd.transport.inline_grid import InlineGrid
 
@@ -115,50 +109,3 @@ class MeasuringGrid(InlineGrid):
                 arrays=len(arrays),
             )
         )
-
-
-def sizes_of(
-    method: Method,
-    config: MethodConfig,
-    network: nn.Module,
-    counts: Sequence[Sequence[int]],
-    client: int,
-    direction: str,
-    public: int = 0,
-    inputs: Sequence[int] = (),
-) -> dict[str, int]:
-    """Return what the letters of :data:`flwr_kd.formulas.LETTERS` are, from data and model alone.
-
-    Parameters
-    ----------
-    method : Method
-        From the registry.
-    config : MethodConfig
-        Its hyper-parameters.
-    network : Module
-        The client's model.
-    counts : sequence of sequence of int
-        By client, the number of training samples of each class.
-    client : int
-        The client.
-    direction : str
-        ``"down"`` or ``"up"``.
-    public : int
-        Number of public samples at every client.
-    inputs : sequence of int
-        Shape of one sample.
-    """
-    shape = getattr(network, "feature_shape", None)
-    features: tuple[int, ...] = tuple(shape) if shape else (int(str(getattr(network, "feature_dim", 0))),)
-    buffers = list(network.buffers())
-    parameters, head = count_parameters(network), find_head(as_feature_model(network))
-    return {
-        "W": parameters,
-        "E": parameters - (0 if head is None else count_parameters(head)),
-        "C": len(counts[client]),
-        "D": math.prod(features),
-        "N": sum(counts[client]),
-        "B": sum(b.numel() for b in buffers if b.is_floating_point()),
-        "L": sum(b.numel() for b in buffers if not b.is_floating_point()),
-        **method.letters(Situation(config, counts, client, direction, public, inputs)),
-    }

@@ -9,13 +9,8 @@ __all__ = ["COMING"]
 
 COMING: Mapping[str, frozenset[str]] = MappingProxyType(
     {
-        "data set": frozenset(
-            {"chexpert", "emnist-letters", "emnist-digits", "tiny-imagenet", "unicauca75", "unicauca141"}
-        ),
-        "option": frozenset(
-            {"class-limit", "classes", "hold-back", "measure", "merge-test", "test-fraction"}
-        ),
-        "partition": frozenset({"ktpfl-1:max"}),
+        "data set": frozenset(),
+        "option": frozenset({"measure", "test-fraction"}),
     }
 )
 """By kind of name."""

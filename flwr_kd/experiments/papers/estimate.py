@@ -59,7 +59,8 @@ SIZES: Mapping[str, DataSize] = MappingProxyType(
         "ag-news": DataSize(96_000, (1024,), 4),
         "ag-news-tokens": DataSize(96_000, (64,), 4, 10_000),
         "sst2-tokens": DataSize(53_880, (64,), 2, 10_000),
-        "chexpert": DataSize(223_414, (1, 64, 64), 2),
+        "chexpert": DataSize(223_414, (1, 64, 64), 14),
+        "tiny-imagenet": DataSize(100_000, (3, 64, 64), 200),
         "unicauca75": DataSize(300_000, (80,), 75),
         "unicauca141": DataSize(220_000, (44,), 141),
     }

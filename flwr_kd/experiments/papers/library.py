@@ -15,7 +15,7 @@ from flwr_kd.experiments.papers.schema import Paper, PaperCell, PaperExperiment
 from flwr_kd.experiments.strict_toml import Value, build, read_toml
 from flwr_kd.text import unknown_name
 
-__all__ = ["FOLDER", "PAPER", "chosen", "every", "find", "folders", "papers", "read_folder"]
+__all__ = ["FOLDER", "PAPER", "chosen", "every", "find", "folders", "papers", "read_file", "read_folder"]
 
 FOLDER = "experiments"
 """Name of the folder inside a method's."""
@@ -59,6 +59,12 @@ def read_folder(folder: Path) -> tuple[Paper, tuple[PaperExperiment, ...]]:
     return paper, experiments
 
 
+def read_file(file: Path) -> PaperExperiment:
+    """Read one experiment's file, with those of its folder that it refers to; see :func:`read_folder`."""
+    _, experiments = read_folder(file.parent)
+    return next(each for each in experiments if each.id == file.stem)
+
+
 def _order(file: Path) -> tuple[bool, str, int]:
     """Return tables first, then figures, each by its number."""
     kind, _, number = file.stem.partition("-")
@@ -78,9 +84,14 @@ def _with_runs(experiment: PaperExperiment, others: Mapping[str, PaperExperiment
     if not experiment.runs_of:
         return experiment
     source = others[experiment.runs_of]
-    small = source.small
+    cells, small = chosen(source.run, experiment.only, source.settings), source.small
     if small is not None and small.run:
-        small = replace(small, run=chosen(small.run, experiment.only, source.settings))
+        own = {cell.id for cell in cells}
+        like = {cell.id for cell in chosen(small.run, experiment.only, source.settings)}
+        kept = tuple(
+            each for each in small.run if each.stands_for in own or (not each.stands_for and each.id in like)
+        )
+        small = replace(small, run=kept)
     return replace(
         experiment,
         methods=experiment.methods or source.methods,
@@ -88,7 +99,7 @@ def _with_runs(experiment: PaperExperiment, others: Mapping[str, PaperExperiment
         hyperparameters=source.hyperparameters,
         named=source.named,
         inferred=source.inferred,
-        run=chosen(source.run, experiment.only, source.settings),
+        run=cells,
         small=experiment.small or small,
     )
 

@@ -1,0 +1,299 @@
+"""What follows from a reproduction: numbers, verdicts, and what the paper's own numbers contradict."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from flwr_kd.checks import DataError
+from flwr_kd.experiments.papers.computed import Quantity, class_counts, counted, quantities
+from flwr_kd.experiments.papers.expectations import GridCell, Verdicts, verdict
+from flwr_kd.experiments.papers.ours import our_grid
+from flwr_kd.experiments.papers.printed import measure_of, paper_agrees, paper_grid, points
+from flwr_kd.experiments.papers.reproduction import Reproduction, others_of, results_of
+from flwr_kd.experiments.papers.schema import Expectation, PaperCell, PaperExperiment, Printed, TextClaim
+from flwr_kd.experiments.run_form import Values
+from flwr_kd.files import write_atomically
+from flwr_kd.plotting.beside_printed import Group
+from flwr_kd.results.statistics import Difference
+from flwr_kd.text import first_line
+
+__all__ = ["Report", "Ruled", "Said", "draw", "page_file", "report", "write"]
+
+_LEAST_SHARE = 0.5
+
+
+@dataclass(frozen=True)
+class Ruled:
+    """A claim, the verdict on it, and what the paper's own numbers say of it."""
+
+    expectation: Expectation
+    found: Verdicts
+    agrees: int
+    of: int
+    against: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a text says, and the same of our numbers where it is a count."""
+
+    claim: TextClaim
+    ours: str = ""
+
+
+@dataclass(frozen=True)
+class Report:
+    """See the module.
+
+    Attributes
+    ----------
+    reproduction : Reproduction
+        What was run.
+    grid : list of GridCell
+        Our numbers.
+    ruled : list of Ruled
+        The claims.
+    quantities : list of Quantity
+        What is computed.
+    class_counts : dict
+        By cell, samples per client and class.
+    texts : list of Said
+        What the text says of the numbers.
+    contradictions : tuple of str
+        What the paper's own numbers contradict.
+    not_run : dict of str to str
+        By cell, why it has no numbers.
+    versions : dict of str to str
+        What the results were made with.
+    command : str
+        The command line.
+    """
+
+    reproduction: Reproduction
+    grid: list[GridCell]
+    ruled: list[Ruled]
+    quantities: list[Quantity] = field(default_factory=list)
+    class_counts: dict[str, list[list[int]]] = field(default_factory=dict)
+    texts: list[Said] = field(default_factory=list)
+    contradictions: tuple[str, ...] = ()
+    not_run: dict[str, str] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    command: str = ""
+
+    @property
+    def cells(self) -> dict[str, PaperCell]:
+        """The cells by id."""
+        return {cell.id: cell for cell in self.reproduction.experiment.run}
+
+    def printed(self, cell: str, measure: str, row: str) -> Printed | None:
+        """Return the paper's number for one of ours; in a small version that of the cell in whose place it is."""
+        name, _, client = cell.partition(" client ")
+        found = self.cells.get(name)
+        if found is not None and found.stands_for:
+            found = next(each for each in self.reproduction.whole.run if each.id == found.stands_for)
+        if found is None:
+            return None
+        if client:
+            numbers = found.clients.get(measure, {}).get(row)
+            return None if numbers is None else Printed(numbers[int(client) - 1])
+        return found.printed.get(measure, {}).get(row)
+
+
+def report(
+    reproduction: Reproduction,
+    *,
+    failed: dict[str, str] | None = None,
+    settings: Values | None = None,
+    command: str = "",
+) -> Report:
+    """Return what follows from the results that are there.
+
+    Parameters
+    ----------
+    reproduction : Reproduction
+        What was run.
+    failed : dict, optional
+        By cell, why it could not be run.
+    settings : dict, optional
+        Options by field that win over the file's, such as the folder of data files.
+    command : str
+        The command line.
+    """
+    experiment, whole = reproduction.experiment, reproduction.whole
+    others = others_of(reproduction)
+    grid, own = our_grid(reproduction), paper_grid(whole, others)
+    ruled = [_ruled(experiment, whole, claim, grid, own) for claim in experiment.expect]
+    not_run = {**reproduction.left_out, **(failed or {})}
+    counts: dict[str, list[list[int]]] = {}
+    if experiment.kind == "partition":
+        for cell in experiment.run:
+            try:
+                counts[cell.id] = class_counts(experiment, cell, reproduction.seeds[0], settings)
+            except DataError as error:
+                not_run[cell.id] = first_line(error)
+    results = list(results_of(reproduction).values())
+    return Report(
+        reproduction=reproduction,
+        grid=grid,
+        ruled=ruled,
+        quantities=quantities(experiment, settings),
+        class_counts=counts,
+        texts=[Said(each, _ours_of(each, grid)) for each in experiment.text],
+        contradictions=tuple(_contradictions(reproduction, ruled)),
+        not_run=not_run,
+        versions=dict(results[0].versions) if results else {},
+        command=command,
+    )
+
+
+def _ruled(
+    experiment: PaperExperiment,
+    whole: PaperExperiment,
+    claim: Expectation,
+    grid: list[GridCell],
+    own: list[GridCell],
+) -> Ruled:
+    agrees, count, against = paper_agrees(whole, claim, own)
+    share = agrees / count if count else 1.0
+    # Where the paper's own numbers contradict the claim, it is judged as it stands.
+    found = verdict(claim, grid, measure_of(experiment, claim), share=share if share >= _LEAST_SHARE else 1.0)
+    return Ruled(claim, found, agrees, count, against)
+
+
+def _ours_of(claim: TextClaim, grid: list[GridCell]) -> str:
+    found = counted(claim, grid)
+    return "" if found is None else f"{found[0]} of {found[2]}" + (f", {found[1]} ties" if found[1] else "")
+
+
+def _contradictions(reproduction: Reproduction, ruled: list[Ruled]) -> list[str]:
+    """Return the paper's findings about this experiment, and claims of its text that its numbers do not keep."""
+    experiment = reproduction.experiment
+    name = f"{experiment.id.replace('-', ' ')} "
+    found = [
+        f"{each.about}: {each.text}"
+        for each in reproduction.paper.findings
+        if (name in f"{each.about.replace('-', ' ').replace(',', ' ')} ")
+        or _is_of_all(each.about, experiment)
+    ]
+    for each in ruled:
+        if each.expectation.source == "stated" and each.of and each.agrees < each.of:
+            places = ", ".join(each.against)
+            found.append(f'"{each.expectation.claim}" is true of {each.agrees} of {each.of}: not of {places}')
+    for claim in experiment.text:
+        if not claim.agrees:
+            said = f", {', '.join(map(str, claim.printed))} in the text" if claim.printed else ""
+            table = claim.note or f"{', '.join(map(str, claim.recomputed))} by the table"
+            found.append(f"{claim.says}{said}: {table}")
+    return found
+
+
+def _is_of_all(about: str, experiment: PaperExperiment) -> bool:
+    """Return whether a finding that names no table is one of this experiment's kind."""
+    return experiment.trained and not any(character.isdigit() for character in about)
+
+
+def page_file(reproduction: Reproduction) -> Path:
+    """Return where the page is; the JSON and the plot are beside it."""
+    return reproduction.folder / f"{reproduction.experiment.id}.md"
+
+
+def write(made: Report) -> Path:
+    """Write the page, and what it says as JSON; return the page's file."""
+    from flwr_kd.experiments.papers.page import page
+
+    file = page_file(made.reproduction)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(file, page(made).encode(), mode=0o666)
+    text = json.dumps(_document(made), indent=2, ensure_ascii=False, allow_nan=False)
+    write_atomically(file.with_suffix(".json"), f"{text}\n".encode(), mode=0o666)
+    return file
+
+
+def draw(made: Report) -> Path | None:
+    """Write the plot beside the page: class counts, or our numbers beside the printed; None if there is nothing."""
+    from flwr_kd.plotting import beside_printed
+
+    file = page_file(made.reproduction).with_suffix(".png")
+    title = f"{made.reproduction.name}: {made.reproduction.experiment.title}"
+    if made.class_counts:
+        return beside_printed.plot_class_counts(made.class_counts, title, file)
+    panels = {}
+    for measure in made.reproduction.experiment.measures:
+        groups = [_group(made, cell, measure) for cell in made.grid]
+        if any(group.ours or group.printed for group in groups):
+            panels[measure] = groups
+    return beside_printed.plot(panels, title, file) if panels else None
+
+
+def _group(made: Report, cell: GridCell, measure: str) -> Group:
+    factor = points(made.reproduction.whole, measure)
+    rows = cell.values.get(measure, {})
+    printed = {
+        row: float(number.value) * factor
+        for row in rows
+        if (number := made.printed(cell.id, measure, row)) is not None
+    }
+    return Group(cell.id, {row: list(seeds.values()) for row, seeds in rows.items() if seeds}, printed)
+
+
+def _document(made: Report) -> dict[str, Any]:
+    reproduction = made.reproduction
+    return {
+        "experiment": reproduction.name,
+        "scale": reproduction.scale,
+        "seeds": list(reproduction.seeds),
+        "command": made.command,
+        "versions": made.versions,
+        "claims": [
+            {
+                "claim": each.expectation.claim,
+                "verdict": each.found.verdict.value,
+                "in-order": each.found.in_order,
+                "comparisons": len(each.found.checks),
+                "mean-margin": _difference(each.found.pooled),
+                "paper-agrees": [each.agrees, each.of],
+                "checks": [
+                    {
+                        "place": check.place,
+                        "verdict": check.verdict.value,
+                        "margins": [_difference(margin.difference) for margin in check.margins],
+                    }
+                    for check in each.found.checks
+                ],
+            }
+            for each in made.ruled
+        ],
+        "cells": [
+            {
+                "cell": cell.id,
+                "measure": measure,
+                "row": row,
+                "ours": {str(seed): value for seed, value in seeds.items()},
+                "printed": None if (number := made.printed(cell.id, measure, row)) is None else str(number),
+            }
+            for cell in made.grid
+            for measure, rows in cell.values.items()
+            for row, seeds in rows.items()
+        ],
+        "computed": [
+            {
+                "cell": each.cell,
+                "row": each.row,
+                "quantity": each.name,
+                "ours": each.ours,
+                "printed": None if each.printed is None else str(each.printed),
+            }
+            for each in made.quantities
+        ],
+        "class-counts": made.class_counts,
+        "not-run": made.not_run,
+    }
+
+
+def _difference(found: Difference | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    return {"mean": found.mean, "interval": None if found.interval is None else list(found.interval)}

@@ -1,0 +1,148 @@
+"""Our numbers beside a paper's: a panel per measure, a group per cell, a colour per method."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from flwr_kd.plotting.style import empty_figure, palette, write_picture
+from flwr_kd.results.errors import ResultError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["Group", "class_counts", "figure", "plot", "plot_class_counts"]
+
+_MOST_PANELS = 3
+
+
+class Group(NamedTuple):
+    """The numbers of a cell.
+
+    Attributes
+    ----------
+    name : str
+        The cell's.
+    ours : mapping of str to sequence of float
+        By row, a value per seed.
+    printed : mapping of str to float
+        By row, the paper's number.
+    """
+
+    name: str
+    ours: Mapping[str, Sequence[float]]
+    printed: Mapping[str, float]
+
+
+def plot(panels: Mapping[str, Sequence[Group]], title: str, path: Path) -> Path:
+    """Write the :func:`figure` to a PNG, and return its path."""
+    return write_picture(figure(panels, title), path)
+
+
+def figure(panels: Mapping[str, Sequence[Group]], title: str) -> Figure:
+    """Draw our numbers as dots with the standard deviation over seeds, and the paper's as hollow diamonds.
+
+    Parameters
+    ----------
+    panels : mapping of str to sequence of Group
+        By measure.
+    title : str
+        Above all panels.
+
+    Raises
+    ------
+    ResultError
+        If there is no number to draw.
+    ImportError
+        If ``matplotlib`` is not installed.
+    """
+    rows = list(
+        dict.fromkeys(
+            row for groups in panels.values() for group in groups for row in (*group.ours, *group.printed)
+        )
+    )
+    if not rows:
+        raise ResultError("there is no number to plot")
+    styles = palette(rows)
+    most = max(len(each) for each in panels.values())
+    drawn = empty_figure(max(6.0, 1.5 + most * max(0.5, 0.12 * len(rows))), 0.8 + 3.4 * len(panels))
+    axes: list[Axes] = list(drawn.subplots(len(panels), 1, squeeze=False).flat)
+    from matplotlib.lines import Line2D
+
+    for panel, (measure, each) in zip(axes, panels.items(), strict=True):
+        _draw(panel, each, rows, styles)
+        panel.set_ylabel(measure)
+    handles = [Line2D([], [], color=styles[row]["color"], marker="o", linestyle="none") for row in rows]
+    handles += [
+        Line2D([], [], color="0.3", marker=marker, linestyle="none", markerfacecolor=face)
+        for marker, face in (("o", "0.3"), ("D", "none"))
+    ]
+    legend = drawn.legend(handles, [*rows, "ours", "printed"], loc="outside right upper", frameon=False)
+    for text in legend.get_texts():
+        text.set_parse_math(False)
+    drawn.suptitle(title, fontsize=12).set_parse_math(False)
+    return drawn
+
+
+def _draw(
+    axes: Axes, groups: Sequence[Group], rows: Sequence[str], styles: Mapping[str, dict[str, Any]]
+) -> None:
+    for place, group in enumerate(groups):
+        for index, row in enumerate(rows):
+            x = place + 0.8 * ((index + 0.5) / len(rows) - 0.5)
+            color = styles[row]["color"]
+            if values := list(group.ours.get(row, ())):
+                spread = stdev(values) if len(values) > 1 else 0.0
+                axes.errorbar(x, fmean(values), yerr=spread, fmt="o", color=color, markersize=4, linewidth=1)
+            if row in group.printed:
+                axes.plot(x, group.printed[row], "D", color=color, markerfacecolor="none", markersize=4)
+    axes.set_xticks(range(len(groups)), [group.name for group in groups], rotation=30, ha="right", fontsize=8)
+    for label in axes.get_xticklabels():
+        label.set_parse_math(False)
+    axes.grid(visible=True, axis="y", color="0.9", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def plot_class_counts(counts: Mapping[str, Sequence[Sequence[int]]], title: str, path: Path) -> Path:
+    """Write the :func:`class_counts` to a PNG, and return its path."""
+    return write_picture(class_counts(counts, title), path)
+
+
+def class_counts(counts: Mapping[str, Sequence[Sequence[int]]], title: str) -> Figure:
+    """Draw how many samples of each class each client has: a panel per cell, darker for more.
+
+    Parameters
+    ----------
+    counts : mapping of str to sequence of sequence of int
+        By cell, ``[clients][classes]``.
+    title : str
+        Above all panels.
+
+    Raises
+    ------
+    ResultError
+        If there is no cell.
+    ImportError
+        If ``matplotlib`` is not installed.
+    """
+    if not counts:
+        raise ResultError("there are no counts to plot")
+    columns = min(_MOST_PANELS, len(counts))
+    lines = math.ceil(len(counts) / columns)
+    drawn = empty_figure(4.2 * columns, 0.8 + 3.6 * lines)
+    panels = list(drawn.subplots(lines, columns, squeeze=False).flat)
+    for axes in panels[len(counts) :]:
+        axes.set_visible(False)
+    for axes, (name, rows) in zip(panels, counts.items(), strict=False):
+        image = axes.imshow([list(row) for row in rows], cmap="Blues", aspect="auto", vmin=0)
+        axes.set_title(name, fontsize=11).set_parse_math(False)
+        axes.set_xlabel("class")
+        axes.set_ylabel("client")
+        drawn.colorbar(image, ax=axes, label="samples")
+    drawn.suptitle(title, fontsize=12).set_parse_math(False)
+    return drawn
