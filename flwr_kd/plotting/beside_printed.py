@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
@@ -15,9 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["Group", "class_counts", "figure", "plot", "plot_class_counts"]
-
-_MOST_PANELS = 3
+__all__ = ["Group", "figure", "plot"]
 
 
 class Group(NamedTuple):
@@ -106,43 +103,3 @@ def _draw(
     axes.grid(visible=True, axis="y", color="0.9", linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-
-
-def plot_class_counts(counts: Mapping[str, Sequence[Sequence[int]]], title: str, path: Path) -> Path:
-    """Write the :func:`class_counts` to a PNG, and return its path."""
-    return write_picture(class_counts(counts, title), path)
-
-
-def class_counts(counts: Mapping[str, Sequence[Sequence[int]]], title: str) -> Figure:
-    """Draw how many samples of each class each client has: a panel per cell, darker for more.
-
-    Parameters
-    ----------
-    counts : mapping of str to sequence of sequence of int
-        By cell, ``[clients][classes]``.
-    title : str
-        Above all panels.
-
-    Raises
-    ------
-    ResultError
-        If there is no cell.
-    ImportError
-        If ``matplotlib`` is not installed.
-    """
-    if not counts:
-        raise ResultError("there are no counts to plot")
-    columns = min(_MOST_PANELS, len(counts))
-    lines = math.ceil(len(counts) / columns)
-    drawn = empty_figure(4.2 * columns, 0.8 + 3.6 * lines)
-    panels = list(drawn.subplots(lines, columns, squeeze=False).flat)
-    for axes in panels[len(counts) :]:
-        axes.set_visible(False)
-    for axes, (name, rows) in zip(panels, counts.items(), strict=False):
-        image = axes.imshow([list(row) for row in rows], cmap="Blues", aspect="auto", vmin=0)
-        axes.set_title(name, fontsize=11).set_parse_math(False)
-        axes.set_xlabel("class")
-        axes.set_ylabel("client")
-        drawn.colorbar(image, ax=axes, label="samples")
-    drawn.suptitle(title, fontsize=12).set_parse_math(False)
-    return drawn

@@ -214,12 +214,12 @@ def write(made: Report) -> Path:
 
 def draw(made: Report) -> Path | None:
     """Write the plot beside the page: class counts, or our numbers beside the printed; None if there is nothing."""
-    from flwr_kd.plotting import beside_printed
+    from flwr_kd.plotting import beside_printed, classes
 
     file = page_file(made.reproduction).with_suffix(".png")
     title = f"{made.reproduction.name}: {made.reproduction.experiment.title}"
     if made.class_counts:
-        return beside_printed.plot_class_counts(made.class_counts, title, file)
+        return classes.plot(made.class_counts, file, title=[title])
     panels = {}
     for measure in made.reproduction.experiment.measures:
         groups = [_group(made, cell, measure) for cell in made.grid]

@@ -1,4 +1,4 @@
-"""Each table and figure of each paper can be started by whoever has the data, which small files in its format show.
+"""Each table and figure of the papers can be started by whoever has its data: small files of its format show it."""
 
 from __future__ import annotations
 
