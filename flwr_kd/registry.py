@@ -37,14 +37,14 @@ class Variant:
     settings : tuple of str
         Hyper-parameters as ``name=value``.
     model : str
-        The clients' model, of :data:`flwr_kd.models.MODELS`.
+        The clients' model: of :data:`flwr_kd.models.MODELS`, or ``batch-norm``, a small network of the checks.
     """
 
     settings: tuple[str, ...] = ()
     model: str = "mlp"
 
 
-BATCH_NORM: Mapping[str, Variant] = {"batch norm": Variant(model="resnet8")}
+BATCH_NORM: Mapping[str, Variant] = {"batch norm": Variant(model="batch-norm")}
 """The variant of a method whose models have counters and running statistics beside their weights."""
 
 

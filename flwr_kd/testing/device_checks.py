@@ -2,26 +2,11 @@
 
 from __future__ import annotations
 
-from flwr_kd.testing.federation import Federation
+from flwr_kd.testing.kept_runs import counts_by_size
 from flwr_kd.testing.outcomes import ensure
 from flwr_kd.testing.recording import Case
-from flwr_kd.testing.synchronisations import CountingDevice
 
-__all__ = ["counts_by_size", "steps_do_not_wait_for_a_gpu"]
-
-_CLIENTS = 2
-
-
-def counts_by_size(method: str) -> tuple[CountingDevice, CountingDevice]:
-    """Return what two rounds of a method cost on a device, and what they cost with twice as many steps.
-
-    The clients have twice as many samples for it, and there are twice as many public samples. What a phase or an
-    epoch costs once is the same in both.
-    """
-    few, many = CountingDevice(), CountingDevice()
-    Federation(method, _CLIENTS, samples=24, public=32, counting=few).run()
-    Federation(method, _CLIENTS, samples=48, public=64, counting=many).run()
-    return few, many
+__all__ = ["steps_do_not_wait_for_a_gpu"]
 
 
 def steps_do_not_wait_for_a_gpu(case: Case) -> None:

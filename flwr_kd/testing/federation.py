@@ -11,6 +11,7 @@ from typing import Any, cast
 import torch
 from flwr.app import ArrayRecord, Context, Message
 from flwr.clientapp import ClientApp
+from torch import nn
 
 from flwr_kd import registry
 from flwr_kd.client.own_model import LentModel
@@ -18,6 +19,8 @@ from flwr_kd.data import ArrayDataset
 from flwr_kd.experiments.attacks import parse_attack
 from flwr_kd.experiments.malicious_client import MaliciousClient
 from flwr_kd.models import build_model
+from flwr_kd.models.feature import FeatureModel
+from flwr_kd.models.initialisation import DrawFrom
 from flwr_kd.models.reused import ModelPool
 from flwr_kd.server.records import KDResult
 from flwr_kd.server.strategy import KDStrategy
@@ -66,7 +69,21 @@ def blobs(size: int, seed: int, classes: int = CLASSES) -> ArrayDataset:
 
 
 def small_model(name: str = "mlp", seed: int = 0) -> torch.nn.Module:
-    """Return a model for :func:`blobs` with 8 features."""
+    """Return a model for :func:`blobs` with 8 features.
+
+    Parameters
+    ----------
+    name : str
+        Of :data:`flwr_kd.models.MODELS`; or ``batch-norm``, a convolution with BatchNorm, which is much smaller
+        than any of those with BatchNorm.
+    seed : int
+        Seed of the initial weights.
+    """
+    if name == "batch-norm":
+        with DrawFrom(torch.Generator().manual_seed(seed)):
+            block = (nn.Conv2d(SHAPE[0], 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2))
+            features = (nn.Flatten(), nn.Linear(4 * (SHAPE[1] // 2) * (SHAPE[2] // 2), FEATURES), nn.ReLU())
+            return FeatureModel(nn.Sequential(*block, *features), nn.Linear(FEATURES, CLASSES))
     return build_model(name, input_shape=SHAPE, num_classes=CLASSES, seed=seed, feature_dim=FEATURES)
 
 

@@ -14,6 +14,7 @@ from flwr_kd.testing import (
     byte_checks,
     device_checks,
     handshake_checks,
+    kept_runs,
     memory_checks,
     payload_checks,
     reply_checks,
@@ -63,6 +64,12 @@ class Check:
     def __str__(self) -> str:
         return self.name
 
+    @property
+    def recorded(self) -> bool:
+        """Whether the check works on recorded rounds, and not on runs of its own."""
+        run = self.run.func if isinstance(self.run, partial) else self.run
+        return run.__module__.rpartition(".")[2] not in ("run_checks", "byte_checks", "device_checks")
+
     def cases(self, method: str) -> list[Case]:
         """Return the cases of a method that the check is meant for."""
         return [case for case in cases(method, variants=self.variants) if self.applies(case.method)]
@@ -101,8 +108,21 @@ def _payloads(method: Method) -> bool:
     return bool(method.strategy.reply_payloads)
 
 
+def _arrays(method: Method) -> bool:
+    return bool(method.strategy.reply_arrays)
+
+
 def _trained_arrays(method: Method) -> bool:
     return "train" in method.strategy.reply_arrays
+
+
+HARMS: dict[str, Callable[[Method], bool]] = {
+    "random-payload": _payloads,
+    "no-payload": _payloads,
+    "arrays-of-nan": _arrays,
+    "arrays-of-other-shape": _arrays,
+}
+"""To which methods a kind of garbage does anything, if not to all."""
 
 
 def _all_checks() -> Iterator[Check]:
@@ -114,7 +134,7 @@ def _all_checks() -> Iterator[Check]:
         yield Check(f"a-client-fails-{kind}", run)
     for kind in GARBAGE:
         run = partial(run_checks.garbage_is_dropped_or_harmless, kind=kind)
-        yield Check(f"garbage-{kind}", run)
+        yield Check(f"garbage-{kind}", run, HARMS.get(kind, _every))
     for kind in LOST:
         run = partial(run_checks.round_without_replies_changes_nothing, kind=kind)
         yield Check(f"all-clients-fail-{kind}", run)
@@ -204,8 +224,12 @@ def check_method(
         if each not in CHECKS:
             raise ConfigError(unknown_name("check", each, CHECKS))
     cases(name)
-    for each in wanted:
-        for case in CHECKS[each].cases(name):
-            if on_check is not None:
-                on_check(str(case), each)
-            CHECKS[each](case, mutations=mutations, seed=seed)
+    kept_runs.forget()
+    try:
+        for each in wanted:
+            for case in CHECKS[each].cases(name):
+                if on_check is not None:
+                    on_check(str(case), each)
+                CHECKS[each](case, mutations=mutations, seed=seed)
+    finally:
+        kept_runs.forget()

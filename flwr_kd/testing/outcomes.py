@@ -170,6 +170,19 @@ def unpacked(record: ArrayRecord | None) -> dict[str, Any]:
     return {} if record is None else {name: a.numpy() for name, a in record.items() if name != "_empty"}
 
 
+def _all_unpacked(records: Sequence[ArrayRecord]) -> list[dict[str, Any]]:
+    """Return the arrays of several records by name; what the records have in common is decoded once."""
+    decoded: dict[int, Any] = {}
+    found = []
+    for record in records:
+        arrays = {name: value for name, value in record.items() if name != "_empty"}
+        for value in arrays.values():
+            if id(value.data) not in decoded:
+                decoded[id(value.data)] = value.numpy()
+        found.append({name: decoded[id(value.data)] for name, value in arrays.items()})
+    return found
+
+
 def infinite(arrays: Mapping[str, Any]) -> list[str]:
     """Return the names of arrays with a number that is not finite."""
     return [
@@ -232,7 +245,7 @@ def outcome(scene: Scene, replies: Sequence[Message | None], *, as_flower: bool 
             strategy, scene.server_round, arrays, answered, left, finish=not as_flower
         )
         stats = strategy.stats
-    next_arrays = [unpacked(m.content.array_records["fitins.parameters"]) for m in sent]
+    next_arrays = _all_unpacked([m.content.array_records["fitins.parameters"] for m in sent])
     everything = {**unpacked(arrays), **{f"state {k}": v for k, v in state.items()}}
     for i, each in enumerate(next_arrays):
         everything |= {f"sent {i} {name}": value for name, value in each.items()}

@@ -12,13 +12,13 @@ import numpy as np
 from flwr.app import ArrayRecord
 
 from flwr_kd.learning.device import one_thread
-from flwr_kd.models.reused import ModelPool
-from flwr_kd.server.records import HandshakeError, VoidRoundsError
+from flwr_kd.server.records import HandshakeError, KDResult, VoidRoundsError
 from flwr_kd.server.strategy import KDStrategy
 from flwr_kd.testing import inside
 from flwr_kd.testing.faults import Fault
 from flwr_kd.testing.federation import WORK_SECONDS, numbers, quiet
 from flwr_kd.testing.garbage import GARBAGE
+from flwr_kd.testing.kept_runs import FAULTY, raising, undisturbed
 from flwr_kd.testing.outcomes import CheckError, ensure, equal
 from flwr_kd.testing.recording import Case
 from flwr_kd.transport.inline_grid import InlineGrid
@@ -43,6 +43,8 @@ __all__ = [
     "two_rounds_reach_everyone",
 ]
 
+WAIT = 0.1
+"""Seconds to wait for clients that do not reply. The others have all the time they need, see ``WORK_SECONDS``."""
 ALWAYS_DROPPED = ("negative-examples", "metrics-of-nan", "no-records", "other-records", "payload-of-text")
 """Garbage that no method may take for a reply."""
 
@@ -81,7 +83,7 @@ def method_is_described(case: Case) -> None:
 
 def two_rounds_reach_everyone(case: Case) -> None:
     """Check that two rounds reach all clients, are measured, and send something down from the second on."""
-    _, result = case.federation().run()
+    result = undisturbed(case).result
     equal("rounds", [r.server_round for r in result.rounds], [1, 2])
     for stats in result.rounds:
         where = f"round {stats.server_round}"
@@ -111,9 +113,8 @@ def learning_goes_on(case: Case) -> None:
 
 def faulty_client_costs_its_own_contribution(case: Case, kind: str) -> None:
     """Check that a client that fails in round 1 costs its own contribution to that round, and nothing else."""
-    faults = {1: Fault(kind, frozenset({1}))}
-    with quiet():
-        _, result = case.federation().run(grid={"faults": faults}, timeout=0.4)
+    other = raising(case)
+    result = other if kind == "raise" else _with_a_fault(case, kind)
     equal(
         "participants, failures by round",
         [(r.participants, r.failures) for r in result.rounds],
@@ -121,16 +122,18 @@ def faulty_client_costs_its_own_contribution(case: Case, kind: str) -> None:
     )
     first = result.rounds[0]
     ensure(
-        1 in first.bytes_by_partition or first.bytes_down == 0,
+        FAULTY in first.bytes_by_partition or first.bytes_down == 0,
         f"bytes are counted for partitions {sorted(first.bytes_by_partition)}",
         "those sent to the faulty client count",
     )
-    equal("bytes from the faulty client", first.bytes_by_partition.get(1, (0, 0))[1], 0)
-    if kind != "raise":
-        raising = {1: Fault("raise", frozenset({1}))}
-        with quiet():
-            _, other = case.federation().run(grid={"faults": raising})
-        equal("numbers of round 1, against a client that raises", numbers(result)[0], numbers(other)[0])
+    equal("bytes from the faulty client", first.bytes_by_partition.get(FAULTY, (0, 0))[1], 0)
+    equal("numbers of round 1, against a client that raises", numbers(result)[0], numbers(other)[0])
+
+
+def _with_a_fault(case: Case, kind: str) -> KDResult:
+    faults = {FAULTY: Fault(kind, frozenset({1}))}
+    with quiet():
+        return case.federation().run(grid={"faults": faults}, timeout=WAIT)[1]
 
 
 def garbage_is_dropped_or_harmless(case: Case, kind: str) -> None:
@@ -162,7 +165,7 @@ def round_without_replies_changes_nothing(case: Case, kind: str) -> None:
     result = None
     try:
         with quiet():
-            strategy.start(grid, federation.initial(), num_rounds=1, timeout=0.2)
+            strategy.start(grid, federation.initial(), num_rounds=1, timeout=WAIT)
     except VoidRoundsError as error:
         result = error.result
     if result is None:
@@ -177,15 +180,16 @@ def round_without_replies_changes_nothing(case: Case, kind: str) -> None:
         "the initial ones, or none without a global model",
     )
     with quiet():
-        _, longer = federation.run(rounds=2, grid={"faults": faults}, timeout=0.3)
+        _, longer = federation.run(rounds=2, grid={"faults": faults}, timeout=WAIT)
     equal("participants of the round after", longer.rounds[1].participants, 4)
 
 
 def same_seed_same_numbers(case: Case) -> None:
     """Check that the same seed gives the same numbers, and another seed others."""
-    one, again, other = (numbers(case.federation().run(seed=seed)[1]) for seed in (3, 3, 4))
-    ensure(one == again, "two runs with seed 3 differ", "the same numbers")
-    ensure(one != other, "runs with seeds 3 and 4 are the same", "other numbers")
+    one = numbers(undisturbed(case).result)
+    again, other = (numbers(case.federation().run(seed=seed)[1]) for seed in (0, 1))
+    ensure(one == again, "two runs with seed 0 differ", "the same numbers")
+    ensure(one != other, "runs with seeds 0 and 1 are the same", "other numbers")
 
 
 def node_ids_do_not_matter(case: Case) -> None:
@@ -200,40 +204,38 @@ def strategy_can_be_started_again(case: Case) -> None:
     """Check that a strategy that is started twice begins anew."""
     federation = case.federation()
     strategy = federation.strategy()
-    first, second = (
-        numbers(
-            strategy.start(
-                InlineGrid(federation.app(), federation.clients), federation.initial(), num_rounds=2
-            )
+    _, second = (
+        strategy.start(
+            InlineGrid(federation.app(), federation.clients), federation.initial(), num_rounds=rounds
         )
-        for _ in range(2)
+        for rounds in (1, 2)
     )
-    ensure(first == second, "the second start has other numbers than the first", "the same: reset all state")
+    ensure(
+        numbers(second) == numbers(undisturbed(case).result),
+        "the second start has other numbers than the first one of another strategy",
+        "the same: reset all state",
+    )
 
 
 def threads_give_the_same_numbers(case: Case) -> None:
     """Check that clients in threads give the same numbers as clients in turn."""
-    one, three = (numbers(case.federation().run(grid={"workers": n})[1]) for n in (1, 3))
+    one = numbers(undisturbed(case).result)
+    three = numbers(case.federation().run(grid={"workers": 3})[1])
     ensure(one == three, "3 threads give other numbers than 1", "the same numbers")
 
 
 def reused_models_give_the_same_numbers(case: Case) -> None:
     """Check that clients which are lent one model after the other give the numbers of clients that build theirs."""
-    runs = {}
-    for pool in (None, ModelPool()):
-        fed = case.federation()
-        fed.pool = pool
-        runs[pool] = numbers(fed.run()[1])
-        if pool is not None:
-            equal("the models that were built for clients in turn", pool.size, len(set(fed.models)))
-    first, second = runs.values()
-    equal("the numbers with reused models", second, first)
+    reused, federation = undisturbed(case), case.federation()
+    federation.pool = None
+    equal("the models that were built for clients in turn", reused.built, len(set(federation.models)))
+    equal("the numbers with reused models", numbers(reused.result), numbers(federation.run()[1]))
 
 
 def processes_give_the_same_numbers(case: Case) -> None:
     """Check that clients in processes give the same numbers, to the last bit, as clients in turn."""
     with one_thread():
-        one = numbers(case.federation().run()[1])
+        one = numbers(undisturbed(case).result)
         two = numbers(case.federation().run(kind=ProcessGrid, grid={"workers": 2})[1])
     ensure(one == two, "2 processes give other numbers than this one", "the same numbers")
 

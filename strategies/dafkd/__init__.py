@@ -86,6 +86,7 @@ register(
         sent=(*WEIGHTS, Sent("train", "up", "knowledge", (Term("Q"),), f"{_SOURCE}: D_k(x)")),
         public_at="synthetic",
         sizes_path=f"{__name__}.messages:sizes",
+        quick=("server-batches=1",),
         variants=BATCH_NORM,
         rules_path=f"{__name__}.rules:RULES",
     )

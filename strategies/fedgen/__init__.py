@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from flwr_kd.formulas import Sent, Term, averaging
 from flwr_kd.lazy import exports
-from flwr_kd.registry import Method, Variant, register
+from flwr_kd.registry import BATCH_NORM, Method, register
 
 if TYPE_CHECKING:
     from .client import FedGenClient, FedGenHeadClient
@@ -90,7 +90,7 @@ register(
         server_device=True,
         server_model=True,
         quick=("generator-hidden=16", "generator-batch=4", "label-weight=1", "prediction-weight=1"),
-        variants={"batch norm": Variant(model="resnet8")},
+        variants=BATCH_NORM,
         rules_path=f"{__name__}.rules:RULES",
     )
 )

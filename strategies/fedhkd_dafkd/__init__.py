@@ -51,6 +51,7 @@ register(
         ),
         public_at="synthetic",
         sizes_path=f"{__name__}.messages:sizes",
+        quick=("server-batches=1",),
         rules_path=f"{__name__}.rules:RULES",
         client_options={"reproducible_noise": True},
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flwr_kd.testing.device_checks import counts_by_size
+from flwr_kd.testing.kept_runs import counts_by_size
 from tests.tiers import first_variants
 
 COPIES = {
@@ -23,7 +23,14 @@ COPIES = {
 """Copies to the device that two rounds have more with twice as many steps; none of methods that are not here."""
 
 
-@pytest.mark.parametrize("name", sorted(first_variants()))
+@pytest.mark.parametrize(
+    "name",
+    # On the worker that counts for the check of waits as well.
+    [
+        pytest.param(name, marks=pytest.mark.xdist_group(f"runs of {name}"))
+        for name in sorted(first_variants())
+    ],
+)
 def test_batches_are_on_the_device_already(name: str) -> None:
     few, many = counts_by_size(name)
     assert (many.counts - few.counts).to_device == COPIES.get(name, 0)

@@ -32,7 +32,8 @@ def test_state_of_an_earlier_run_is_found(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(FedProto, "reset", lambda self: None)
     text = refused("fedproto", "a-strategy-can-be-started-again")
     assert text == (
-        "fedproto: a-strategy-can-be-started-again: the second start has other numbers than the first; "
+        "fedproto: a-strategy-can-be-started-again: the second start has other numbers than the first one "
+        "of another strategy; "
         "expected: the same: reset all state"
     )
 
