@@ -8,9 +8,10 @@ NEWEST := .venv-newest
 
 # What all runs of the tests have in common. ARGS comes last: `make test ARGS="-k fedhkd"`. PyTorch gets one thread per
 # process, since tests run side by side already. The larger half of the workers takes the tests that start processes,
-# which mostly wait (tests/tiers.py).
-pytest    = OMP_NUM_THREADS=1 $(1)/bin/python -m pytest $(2) $(ARGS)
-QUICK    := -n 2 -m "not slow and not fuzz and not program and not ray and not flwr_run" --variants one
+# which mostly wait (tests/tiers.py). Compiled modules are kept whatever the environment says: each worker imports all
+# tests, and each process that they start imports the package.
+pytest    = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(1)/bin/python -m pytest $(2) $(ARGS)
+QUICK    := -n 2 -m "not slow and not long and not fuzz and not program and not ray and not flwr_run" --variants kinds
 TEST     := -n 5 -m "not slow" --mutations 50
 SLOW     := -n 5 -m "slow or fuzz" --mutations 500
 COVERAGE := -n 4 --mutations 500 --ignore=tests/deploy --cov=flwr_kd --cov=strategies \
@@ -20,7 +21,7 @@ COVERAGE := -n 4 --mutations 500 --ignore=tests/deploy --cov=flwr_kd --cov=strat
 
 help:
 	@echo "make demo         install, then compare FedAvg and FedProto on digits over 10 clients: table, plot, JSON"
-	@echo "make quick        tests within the process, one variant of each method, no fuzzing: under 3 minutes on 2 cores"
+	@echo "make quick        tests within the process, one method of each kind, no fuzzing: under 3 minutes on 2 cores"
 	@echo "make test         all tests but the slow ones: under 12 minutes on 2 cores"
 	@echo "make test-slow    slow tests and long fuzzing: under 25 minutes on 2 cores"
 	@echo "make test-oldest  make test in .venv-oldest, with the oldest versions that pyproject.toml allows"

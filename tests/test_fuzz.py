@@ -48,10 +48,15 @@ AVERAGING = [
 
 def parameters(*, fuzzes: bool) -> list[object]:
     return [
-        pytest.param(str(case), check.name, id=f"{check.name}-{case}")
+        pytest.param(
+            str(case),
+            check.name,
+            id=f"{check.name}-{case}",
+            # One worker runs all checks of a case, which share the recorded rounds.
+            marks=[pytest.mark.xdist_group(f"records of {case}"), pytest.mark.first_variant],
+        )
         for check in CHECKS.values()
-        if not check.run.__module__.endswith(("run_checks", "byte_checks", "device_checks"))
-        and check.fuzzes == fuzzes
+        if check.recorded and check.fuzzes == fuzzes
         for name in registry.methods()
         for case in check.cases(name)
     ]

@@ -13,16 +13,35 @@ from flwr_kd.testing import CHECKS
 from flwr_kd.testing.recording import Case
 
 ROOT = Path(__file__).resolve().parents[1]
+IN_ALL_TIERS = ("method-is-described", "two-rounds-reach-everyone", "bytes-are-those-of-the-formula")
+"""What every method passes in the quick tier."""
+FOR_ALL_VARIANTS = (
+    *IN_ALL_TIERS,
+    "learning-goes-on",
+    "same-seed-same-numbers",
+    "state-survives-save-and-resume",
+    "a-resumed-run-equals-an-uninterrupted-one",
+)
+"""What the further variants of a method pass before the slow tier: it does not follow from the first one."""
+
+
+def marks(check: str, name: str) -> list[pytest.MarkDecorator]:
+    """Return a check's markers; one worker runs all checks of a method, which share runs."""
+    found = [pytest.mark.xdist_group(f"runs of {name}")]
+    if check.startswith("processes"):
+        found = [pytest.mark.program]
+    if check in IN_ALL_TIERS:
+        found.append(pytest.mark.every_method)
+    if check not in FOR_ALL_VARIANTS:
+        found.append(pytest.mark.first_variant)
+    return found
+
+
 RUNS = [
-    pytest.param(
-        name,
-        check.name,
-        id=f"{check.name}-{name}",
-        marks=[pytest.mark.program] if check.name.startswith("processes") else [],
-    )
+    pytest.param(name, check.name, id=f"{check.name}-{name}", marks=marks(check.name, name))
     for check in CHECKS.values()
     for name in registry.methods()
-    if check.run.__module__.endswith(("run_checks", "byte_checks", "device_checks")) and check.cases(name)
+    if not check.recorded and check.cases(name)
 ]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -43,9 +43,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption(
         "--variants",
-        choices=("all", "one"),
+        choices=("all", "one", "kinds"),
         default="all",
-        help="run a test of every method for all methods, or for one method per (strategy, client) pair",
+        help="run a test of every method for all methods, for one method per (strategy, client) pair, or for one "
+        "method per kind unless the test has the marker every_method",
     )
 
 
@@ -58,8 +59,14 @@ def mutations(pytestconfig: pytest.Config) -> int:
 # Before pytest leaves out the tests of other tiers.
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("variants") == "one":
-        dropped = set(further_variants(items))
+    firsts = first_variants()
+    for item in items:
+        if item.get_closest_marker("first_variant") and any(
+            name not in firsts for name, _ in methods_of(item)
+        ):
+            item.add_marker(pytest.mark.slow)
+    if (extent := config.getoption("variants")) != "all":
+        dropped = set(repeated(items, extent))
         config.hook.pytest_deselected(items=[item for item in items if item in dropped])
         items[:] = [item for item in items if item not in dropped]
     groups: dict[str, tuple[str, bool]] = {}
@@ -88,20 +95,52 @@ def first_variants() -> set[str]:
     return set(firsts.values())
 
 
-def further_variants(items: Sequence[pytest.Item]) -> Iterator[pytest.Item]:
-    """Yield tests that differ from an earlier one only in the variant of a method."""
-    pairs = {name: " ".join(pair) for name, pair in halves().items()}
-    seen: set[tuple[Any, ...]] = set()
-    for item in items:
-        call = getattr(item, "callspec", None)
-        values = {} if call is None else {name: str(value) for name, value in call.params.items()}
-        if not any(value in pairs for value in values.values()):
+def simplest() -> dict[str, tuple[Any, ...]]:
+    """Return each method's kind by its name, the simplest methods first.
+
+    Methods of a kind agree in what their clients send: weights or none, knowledge or none, in one phase or several.
+    The simplest one has the fewest hyper-parameters.
+    """
+    methods = registry.methods()
+    strategies = {name: method.strategy for name, method in methods.items()}
+    return {
+        name: (
+            strategies[name].sends_weights,
+            bool(strategies[name].reply_payloads),
+            len(strategies[name].phases) > 1,
+        )
+        for name in sorted(methods, key=lambda name: len(list(methods[name].config_class.help())))
+    }
+
+
+def methods_of(item: pytest.Item) -> Iterator[tuple[str, str]]:
+    """Yield the methods that a test is parametrised with, and the names of their parameters.
+
+    The text of a case of the matrix, such as ``fedavg, batch norm``, begins with its method.
+    """
+    call = getattr(item, "callspec", None)
+    for parameter, value in () if call is None else call.params.items():
+        method = value.partition(", ")[0] if isinstance(value, str) else None
+        if method in registry.methods():
+            yield method, parameter
+
+
+def repeated(items: Sequence[pytest.Item], extent: str) -> Iterator[pytest.Item]:
+    """Yield tests that differ from one that stays only in a method's variant, or with "kinds" in the method."""
+    classes: Mapping[str, tuple[Any, ...]] = simplest() if extent == "kinds" else halves()
+    rank = {name: position for position, name in enumerate(classes)}
+    same: dict[tuple[Any, ...], list[tuple[list[int], int]]] = {}
+    for number, item in enumerate(items):
+        methods = {parameter: name for name, parameter in methods_of(item)}
+        if not methods or (extent == "kinds" and item.get_closest_marker("every_method")):
             continue
-        parameters = tuple(sorted((name, pairs.get(value, value)) for name, value in values.items()))
-        key = (item.nodeid.partition("[")[0], parameters)
-        if key in seen:
-            yield item
-        seen.add(key)
+        values = {parameter: str(value) for parameter, value in item.callspec.params.items()}  # type: ignore[attr-defined]
+        for parameter, name in methods.items():
+            values[parameter] = f"{classes[name]}{values[parameter].removeprefix(name)}"
+        key = (item.nodeid.partition("[")[0], *sorted(values.items()))
+        same.setdefault(key, []).append(([rank[name] for name in methods.values()], number))
+    for tests in same.values():
+        yield from (items[number] for _, number in sorted(tests)[1:])
 
 
 class LongTests:

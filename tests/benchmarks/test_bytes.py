@@ -136,6 +136,10 @@ def committed() -> dict[str, Any]:
     return dict(json.loads(path.read_text(encoding="utf-8")))
 
 
+# The matrix has the formulas' check of every method; here all are measured once more, as the benchmark does it.
+measured = pytest.mark.parametrize("which", [pytest.param("quick", marks=pytest.mark.slow), "committed"])
+
+
 def kinds(document: dict[str, Any]) -> Iterable[tuple[dict[str, Any], dict[str, Any]]]:
     return [(run, row) for run in document["runs"] for row in run["messages"]]
 
@@ -189,7 +193,7 @@ def test_more_bytes_in_the_formula_than_were_sent_are_noticed(script: ModuleType
         script.run(method, *script.of_setting(method, script.BRIEF["digits"]))
 
 
-@pytest.mark.parametrize("which", [pytest.param("quick", marks=pytest.mark.long), "committed"])
+@measured
 def test_all_methods_are_measured(which: str, request: pytest.FixtureRequest) -> None:
     document = request.getfixturevalue(which)
     for name, setting in document["config"]["settings"].items():
@@ -202,7 +206,7 @@ def test_all_methods_are_measured(which: str, request: pytest.FixtureRequest) ->
     assert {"flwr-kd", "flwr", "processor", "cores"} <= set(document["versions"])
 
 
-@pytest.mark.parametrize("which", ["quick", "committed"])
+@measured
 def test_large_payloads_are_at_most_two_percent_above_the_formula(
     which: str, request: pytest.FixtureRequest
 ) -> None:
@@ -219,7 +223,7 @@ def test_large_payloads_are_at_most_two_percent_above_the_formula(
     assert len({run["method"] for run, _ in large}) > 20
 
 
-@pytest.mark.parametrize("which", ["quick", "committed"])
+@measured
 def test_rows_say_whether_they_are_above(which: str, request: pytest.FixtureRequest) -> None:
     for _, row in kinds(request.getfixturevalue(which)):
         assert row["over"] == (None if row["excess"] is None else row["excess"] > 0)
@@ -258,7 +262,7 @@ def test_the_positions_of_some_public_samples_are_bits_of_all(
     assert rows == 2 * len(script.with_letter("P")) >= 8
 
 
-@pytest.mark.parametrize("which", ["quick", "committed"])
+@measured
 def test_nothing_is_left_but_headers(which: str, request: pytest.FixtureRequest) -> None:
     for run, row in kinds(request.getfixturevalue(which)):
         where = run["method"], row["phase"], row["direction"]
@@ -271,7 +275,7 @@ def test_nothing_is_left_but_headers(which: str, request: pytest.FixtureRequest)
             assert row["headers"] % HEADERS["weights"] == 0, where
 
 
-@pytest.mark.parametrize("which", ["quick", "committed"])
+@measured
 def test_rounds_are_the_sums_of_their_messages(which: str, request: pytest.FixtureRequest) -> None:
     document = request.getfixturevalue(which)
     shown = document["config"]["shown"]
@@ -292,7 +296,7 @@ def test_rounds_are_the_sums_of_their_messages(which: str, request: pytest.Fixtu
         assert all(100 < run["handshake"][way] < 2000 for way in ("down", "up"))
 
 
-@pytest.mark.parametrize("which", ["quick", "committed"])
+@measured
 def test_first_and_last_rounds(which: str, request: pytest.FixtureRequest) -> None:
     document = request.getfixturevalue(which)
     less, more = set(), set()
@@ -310,6 +314,7 @@ def test_first_and_last_rounds(which: str, request: pytest.FixtureRequest) -> No
     assert more == last >= {"pfeddf"}
 
 
+@pytest.mark.slow
 def test_sizes_are_those_of_the_data_and_the_models(quick: dict[str, Any]) -> None:
     by_method = {run["method"]: run for run in quick["runs"]}
     # 64 pixels to 200, to D = 512, to 10 classes.
@@ -330,6 +335,7 @@ def test_models_are_parameters_statistics_and_headers(script: ModuleType) -> Non
     assert row["counted"] < row["message"] < row["objects"]
 
 
+@pytest.mark.slow
 def test_tables_show_every_method_and_what_is_over(script: ModuleType, quick: dict[str, Any]) -> None:
     console = Console(width=160, file=io.StringIO())
     script.show(quick, console)
@@ -343,6 +349,7 @@ def test_tables_show_every_method_and_what_is_over(script: ModuleType, quick: di
     assert script.over(changed["runs"]) == []
 
 
+@pytest.mark.slow
 def test_rows_for_a_page(script: ModuleType, quick: dict[str, Any], committed: dict[str, Any]) -> None:
     rows = script.rows_for_page(quick, "digits")
     assert {len(row) for row in rows} == {len(script.HEADER)}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -50,29 +52,33 @@ class Uncopied(OwnCode):
         raise TypeError("not this one")
 
 
+def normalised() -> nn.Module:
+    return nn.Sequential(OwnCode(), nn.BatchNorm1d(32, track_running_stats=False))
+
+
 SMALL, COLOURS = (1, 8, 8), (3, 32, 32)
 
 
 @pytest.mark.parametrize(
-    ("model", "shape", "training", "evaluating"),
+    ("build", "shape", "training", "evaluating"),
     [
-        (zoo("cnn"), IMAGE, True, True),
-        (zoo("lenet"), IMAGE, True, True),
-        (zoo("resnet8", COLOURS), COLOURS, False, True),  # BatchNorm
-        (zoo("alexnet", COLOURS), COLOURS, False, True),  # dropout
-        (zoo("resnet18", COLOURS), COLOURS, False, False),  # many parameters for its work
-        (zoo("mlp"), IMAGE, False, False),
-        (zoo("lenet", SMALL), SMALL, False, False),  # little work
-        (OwnCode(), IMAGE, False, True),
-        (Drawing(), IMAGE, False, False),
-        (Uncopied(), IMAGE, False, False),
-        (nn.Sequential(OwnCode(), nn.BatchNorm1d(32, track_running_stats=False)), IMAGE, False, False),
+        (partial(zoo, "cnn"), IMAGE, True, True),
+        (partial(zoo, "lenet"), IMAGE, True, True),
+        (partial(zoo, "resnet8", COLOURS), COLOURS, False, True),  # BatchNorm
+        (partial(zoo, "alexnet", COLOURS), COLOURS, False, True),  # dropout
+        (partial(zoo, "resnet18", COLOURS), COLOURS, False, False),  # many parameters for its work
+        (partial(zoo, "mlp"), IMAGE, False, False),
+        (partial(zoo, "lenet", SMALL), SMALL, False, False),  # little work
+        (OwnCode, IMAGE, False, True),
+        (Drawing, IMAGE, False, False),
+        (Uncopied, IMAGE, False, False),
+        (normalised, IMAGE, False, False),
     ],
 )
 def test_which_steps_are_divided(
-    model: nn.Module, shape: tuple[int, ...], training: bool, evaluating: bool
+    build: Callable[[], nn.Module], shape: tuple[int, ...], training: bool, evaluating: bool
 ) -> None:
-    x = torch.zeros(1, *shape)
+    model, x = build(), torch.zeros(1, *shape)
     assert is_divisible(model, x, training=True) == training
     assert is_divisible(model, x, training=False) == evaluating
 

@@ -16,8 +16,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torchvision import models as torchvision_models
-from torchvision.models.shufflenetv2 import InvertedResidual
 
 from flwr_kd.models import (
     MODELS,
@@ -43,12 +41,19 @@ NAMES = (
 WIDTHS = (0.25, 0.3, 0.5, 0.77)
 
 
+def torchvision_models() -> Any:
+    """Import what takes seconds where it is used: every worker imports this module."""
+    from torchvision import models
+
+    return models
+
+
 def build(name: str) -> nn.Module:
     """Build a feature model with the same weights each time."""
     if name.startswith("torchvision"):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            net = getattr(torchvision_models, name.split()[1])(weights=None, num_classes=CLASSES)
+            net = getattr(torchvision_models(), name.split()[1])(weights=None, num_classes=CLASSES)
         return as_feature_model(net)
     options: dict[str, Any] = {"input_shape": SHAPE}
     if name == "bilstm":
@@ -201,9 +206,10 @@ def depthwise(width: float | None) -> nn.Module:
 
 
 def shuffle_blocks(width: float | None) -> nn.Module:
+    block = torchvision_models().shufflenetv2.InvertedResidual
     a, b = (channels if width is None else kept(width, channels) for channels in (10, 13))
     return nn.Sequential(
-        *(nn.Conv2d(3, a, 3, stride=2), InvertedResidual(a, 2 * b, 2), InvertedResidual(2 * b, 2 * b, 1)),
+        *(nn.Conv2d(3, a, 3, stride=2), block(a, 2 * b, 2), block(2 * b, 2 * b, 1)),
         *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2 * b, CLASSES)),
     )
 
@@ -213,11 +219,11 @@ def shufflenet(width: float | None) -> nn.Module:
     sizes = [24, 48, 96, 192, 1024]
     if width is not None:
         sizes = [kept(width, 24), *(2 * kept(width, size // 2) for size in sizes[1:4]), kept(width, 1024)]
-    return torchvision_models.ShuffleNetV2([2, 2, 2], sizes, num_classes=CLASSES)
+    return torchvision_models().ShuffleNetV2([2, 2, 2], sizes, num_classes=CLASSES)
 
 
 def resnet18(width: float | None) -> nn.Module:
-    net = torchvision_models.resnet18(weights=None, num_classes=CLASSES)
+    net = torchvision_models().resnet18(weights=None, num_classes=CLASSES)
     if width is None:
         return net
     for name, layer in list(net.named_modules()):
@@ -544,7 +550,7 @@ def test_split_models_without_a_wrapper() -> None:
 
 
 def test_a_wrapper_shares_the_conversion_and_the_width() -> None:
-    net = torchvision_models.resnet18(weights=None, num_classes=CLASSES)
+    net = torchvision_models().resnet18(weights=None, num_classes=CLASSES)
     model = make_slimmable(as_feature_model(net))
     assert type(net.conv1) is SlimmableConv2d
     assert type(net.fc) is SlimmableLinear

@@ -33,6 +33,7 @@ def rounds(result: KDResult) -> list[Any]:
 
 
 # FedGen's variant sends heads only, and refuses a model whose extractor has such a buffer.
+@pytest.mark.first_variant
 @pytest.mark.parametrize("name", [name for name in METHODS if name != "fedgen-head"])
 def test_a_mask_changes_no_number(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     options = {"fraction_train": 0.75, "seed": 1}

@@ -81,6 +81,7 @@ def test_a_client_that_never_ends_costs_the_timeout_once(
     assert sum("it still works on an earlier message" in line for line in flower_log) == 3
 
 
+@pytest.mark.long
 def test_a_client_that_was_given_up_takes_part_again_once_it_has_ended(
     fit_of: Any, federation: Any, released: threading.Event
 ) -> None:
