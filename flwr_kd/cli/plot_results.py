@@ -11,14 +11,23 @@ import typer
 
 from flwr_kd.checks import whole_number
 from flwr_kd.cli.help import Command
-from flwr_kd.cli.options import UsageError, with_options
+from flwr_kd.cli.options import ResultDir, UsageError, with_options
 from flwr_kd.cli.plot import PlotSeed, plots
 from flwr_kd.experiments.options import DataOptions, ExperimentOptions, option
 
 if TYPE_CHECKING:
     from flwr_kd.results.schema import Comparison
 
-__all__ = ["DivisionOptions", "plot_classes", "plot_partition", "plot_sweep", "plots"]
+__all__ = [
+    "DivisionOptions",
+    "plot_classes",
+    "plot_clients",
+    "plot_communication",
+    "plot_optimum",
+    "plot_partition",
+    "plot_sweep",
+    "plots",
+]
 
 _ONE = ExperimentOptions()
 ResultDirs = Annotated[
@@ -121,6 +130,48 @@ def plot_sweep(
     target = target_of(result_dirs, out, "sweep")
     picture = sweep.plot(list(read_results(result_dirs).values()), target, along=along, metric=metric)
     print(f"sweep: {picture.resolve()}")
+
+
+@plots.command("clients", cls=Command)
+def plot_clients(
+    result_dirs: ResultDirs,
+    metric: Annotated[
+        str, typer.Option(help="what is kept of each client: local_accuracy, local_top5 and the like")
+    ] = "local_accuracy",
+    by_model: Annotated[
+        bool, typer.Option("--by-model", help="a bar for each model of the clients, not for each client")
+    ] = False,
+    out: PlotOut = None,
+) -> None:
+    """Draw a bar for each client and method; results of one data set are averaged, others are panels."""
+    from flwr_kd.plotting import clients
+
+    results = list(read_results(result_dirs).values())
+    picture = clients.plot(results, target_of(result_dirs, out, "clients"), metric=metric, by_model=by_model)
+    print(f"clients: {picture.resolve()}")
+
+
+@plots.command("communication", cls=Command)
+def plot_communication(result_dirs: ResultDirs, out: PlotOut = None) -> None:
+    """Draw the bytes that each method's clients send and are sent, a panel for each result."""
+    from flwr_kd.plotting import communication
+
+    results = list(read_results(result_dirs).values())
+    picture = communication.plot(results, target_of(result_dirs, out, "communication"))
+    print(f"communication: {picture.resolve()}")
+
+
+@plots.command("optimum", cls=Command)
+def plot_optimum(result_dir: ResultDir, out: PlotOut = None) -> None:
+    """Draw how far the global models are from those that the runs ended with (of `compare --distances`)."""
+    from flwr_kd.plotting import optimum
+
+    results = read_results([result_dir])
+    if len(results) > 1:
+        raise UsageError(f"name one result, got {len(results)} in {str(result_dir)!r}")
+    (comparison,) = results.values()
+    picture = optimum.plot(comparison, target_of([result_dir], out, "optimum"))
+    print(f"optimum: {picture.resolve()}")
 
 
 def read_results(directories: Sequence[Path]) -> dict[str, Comparison]:

@@ -97,7 +97,7 @@ class Experiment(ExperimentOptions):
         resolve_device(self.device)
         # A result names the precision in full.
         object.__setattr__(self, "precision", named_precision(self.precision))
-        for name in ("channels_last", "nondeterministic"):
+        for name in ("channels_last", "nondeterministic", "distances"):
             checked(name.replace("_", "-"), getattr(self, name), bool, {})
         augmentation(self.augment)
         # A result names the rule in one form.

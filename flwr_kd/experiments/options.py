@@ -148,6 +148,9 @@ class ExperimentOptions(DataOptions):
     nondeterministic : bool
         Let CUDA choose the fastest algorithms, whose last digits vary from run to run; without effect on a CPU. See
         :func:`flwr_kd.learning.determinism.be_deterministic` for what is set otherwise.
+    distances : bool
+        Measure each round's distance of the global model to the last one; see
+        :mod:`flwr_kd.experiments.distances`.
     augment : str
         Augmentation of training batches; see :func:`flwr_kd.data.augmentation`.
     aggregation : str
@@ -197,6 +200,11 @@ class ExperimentOptions(DataOptions):
         False, "keep images in channels-last memory, in which convolutions are faster"
     )
     nondeterministic: bool = option(False, "let CUDA choose the fastest algorithms; last digits then vary")
+    distances: bool = option(
+        False,
+        "measure how far each round's global model is from the last one, for `flwr-kd plot optimum`; the models "
+        "are on the disk while the run lasts",
+    )
     augment: str = option("none", "none, crop or crop-flip, on training batches")
     aggregation: str = option(
         "mean",

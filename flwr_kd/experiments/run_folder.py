@@ -20,7 +20,7 @@ __all__ = ["CHECKPOINT_SECONDS", "RunFolder"]
 
 CHECKPOINT_SECONDS = 5.0
 """Minimum number of seconds between two checkpoints of a simulation."""
-_ROUNDS, _PERSONAL = "rounds.jsonl", "personal"
+_ROUNDS, _PERSONAL, _MODELS = "rounds.jsonl", "personal", "models"
 
 
 class RunFolder:
@@ -46,11 +46,17 @@ class RunFolder:
         """The folder of the clients' personal models."""
         return self.path / _PERSONAL
 
+    @property
+    def models(self) -> Path:
+        """The folder of the global models of all rounds, if they are kept."""
+        return self.path / _MODELS
+
     def clear(self) -> None:
         """Remove what an earlier run left, and nothing else."""
         for name in (CHECKPOINT, _ROUNDS):
             (self.path / name).unlink(missing_ok=True)
-        shutil.rmtree(self.personal, ignore_errors=True)
+        for kept in (self.personal, self.models):
+            shutil.rmtree(kept, ignore_errors=True)
 
     def rounds(self) -> list[RoundResult]:
         """Return the numbers of all rounds so far; a line that was not written to its end is left out."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
-from flwr.app import ArrayRecord, Context
+from flwr.app import ArrayRecord, Context, MetricRecord
 from flwr.client import Client, NumPyClient
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
@@ -35,6 +35,7 @@ from flwr_kd.experiments.data import (
     public_on_device,
     training_on_device,
 )
+from flwr_kd.experiments.distances import Trajectory
 from flwr_kd.experiments.errors import SimulationError
 from flwr_kd.experiments.evaluation import evaluator
 from flwr_kd.experiments.experiment import Experiment, attacker_ids
@@ -146,12 +147,9 @@ def run(
         resume=resume,
     )
     initial = ArrayRecord(experiment.build_model().state_dict()) if strategy.sends_weights else ArrayRecord()
-    evaluate = None
-    if method.global_model and len(bundle.test):
-        evaluate = evaluator(
-            experiment.build_model, bundle, threads=experiment.workers, device=experiment.device
-        )
     outcome = _Outcome()
+    trajectory = _trajectory(method, experiment, folder)
+    evaluate = _evaluate_fn(method, experiment, bundle, trajectory)
 
     def serve(grid: Grid) -> None:
         try:
@@ -170,14 +168,43 @@ def run(
     if keep is not None:
         arrays = outcome.result.arrays if method.global_model else ArrayRecord()
         _keep(keep, experiment.rounds, strategy, arrays)
-    labels = bundle.train.y.numpy()
+    labels, rounds = bundle.train.y.numpy(), _all_rounds(folder, outcome.result)
     return RunResult(
         method=method.name,
         seed=experiment.seed,
-        rounds=_all_rounds(folder, outcome.result),
+        rounds=rounds if trajectory is None else trajectory.measured(rounds),
         hyperparameters=dict(config.to_wire()),
         histogram=histogram(labels, [train for train, _ in splits], bundle.num_classes),
     )
+
+
+def _trajectory(
+    method: registry.Method, experiment: Experiment, folder: RunFolder | None
+) -> Trajectory | None:
+    """Return what keeps the global models of all rounds; None where no distances are measured."""
+    if not (experiment.distances and method.global_model):
+        return None
+    names = [name for name, _ in experiment.build_model().named_parameters()]
+    return Trajectory(None if folder is None else folder.models, names)
+
+
+def _evaluate_fn(
+    method: registry.Method, experiment: Experiment, bundle: Bundle, trajectory: Trajectory | None
+) -> Callable[[int, ArrayRecord], MetricRecord | None] | None:
+    """Return what is done with the global model after each round; None if that is nothing."""
+    measure = None
+    if method.global_model and len(bundle.test):
+        measure = evaluator(
+            experiment.build_model, bundle, threads=experiment.workers, device=experiment.device
+        )
+    if trajectory is None:
+        return measure
+
+    def keep_and_measure(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
+        trajectory.keep(server_round, arrays)
+        return None if measure is None else measure(server_round, arrays)
+
+    return keep_and_measure
 
 
 def _keep(folder: Path, last_round: int, strategy: KDStrategy, arrays: ArrayRecord) -> None:

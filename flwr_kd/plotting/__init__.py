@@ -6,7 +6,18 @@ from pathlib import Path
 
 __all__ = ["PICTURES", "picture_file", "remove_pictures"]
 
-PICTURES = ("curves", "tsne", "landscape", "samples", "coefficients", "classes", "sweep")
+PICTURES = (
+    "curves",
+    "tsne",
+    "landscape",
+    "samples",
+    "coefficients",
+    "classes",
+    "sweep",
+    "clients",
+    "communication",
+    "optimum",
+)
 """The pictures of a result; each is the name of its module."""
 
 

@@ -29,7 +29,7 @@ SCHEMA_VERSION = 1
 """Version of the JSON; a reader refuses any other."""
 _LAST = 5
 _ACCURACIES = ("local_accuracy", "local_top5", "global_accuracy", "server_accuracy")
-_OF_LAST_ROUND = ("available", "stored", "received", "accuracy_before")
+_OF_LAST_ROUND = ("available", "stored", "received", "accuracy_before", "distance_to_last")
 """Left out of the file where there is nothing to say."""
 _OF_CLIENT = ("local_accuracy", "local_top5")
 _BEFORE = "local_accuracy_before"
@@ -80,6 +80,9 @@ class RoundResult:
     accuracy_before : float or None
         Mean over clients of the last global model's accuracy on their own test splits, where they then adapted it;
         else None.
+    distance_to_last : float or None
+        Squared Euclidean distance of the global model's parameters to those after the run's last round; None if not
+        measured.
 
     Raises
     ------
@@ -107,6 +110,7 @@ class RoundResult:
     stored: tuple[str, ...] = ()
     received: tuple[str, ...] = ()
     accuracy_before: float | None = None
+    distance_to_last: float | None = None
 
     def __post_init__(self) -> None:
         for name, least in (
@@ -128,6 +132,10 @@ class RoundResult:
             clients[client] = {name: _accuracy(name, values.get(name)) for name in names}
         object.__setattr__(self, "clients", clients)
         object.__setattr__(self, "accuracy_before", _accuracy("accuracy_before", self.accuracy_before))
+        distance = _measured("distance_to_last", self.distance_to_last)
+        if distance is not None:
+            number("distance_to_last", distance, 0, error=ResultError)
+        object.__setattr__(self, "distance_to_last", distance)
         if self.available is not None:
             whole_number("available", self.available, 0, error=ResultError)
         for name in ("stored", "received"):

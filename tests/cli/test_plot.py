@@ -227,10 +227,28 @@ def test_who_has_what_is_drawn_with_and_without_a_run(command: Command, tmp_path
     code, out, err = command("plot", "sweep", "runs/a", "runs/b", "--out", "s.png")
     assert (code, err, out) == (0, "", f"sweep: {tmp_path / 's.png'}\n")
     assert is_a_picture(tmp_path / "s.png")
+    for picture in ("clients", "communication"):
+        code, out, err = command("plot", picture, "runs")
+        assert (code, err, out) == (0, "", f"{picture}: {tmp_path / 'runs' / f'{picture}.png'}\n")
+        assert is_a_picture(tmp_path / "runs" / f"{picture}.png")
+    code, _, err = command("plot", "optimum", "runs/a")
+    assert (code, err.split(":")[1]) == (
+        2,
+        " no run has the distances of its models to the last one in two rounds",
+    )
+    assert command("plot", "optimum", "runs").err == "flwr-kd: name one result, got 2 in 'runs'\n"
     divided = ("--partition", "iid", "--partition", "ktpfl-2:max", "--clients", "4", "--classes", "0,3,5")
     code, out, err = command("plot", "partition", *divided, "--limit", "150", "--dots", "--out", "p.png")
     assert (code, err, out) == (0, "", f"partition: {tmp_path / 'p.png'}\n")
     assert is_a_picture(tmp_path / "p.png")
+
+
+def test_distances_are_drawn(command: Command, tmp_path: Path) -> None:
+    args = (*TINY, "--rounds", "3", "--distances", "--no-arrays", "--seeds", "0,1", "--out", "o")
+    assert command("compare", "fedavg", "fedproto", *args).code == 0
+    code, out, err = command("plot", "optimum", "o")
+    assert (code, err, out) == (0, "", f"optimum: {tmp_path / 'o' / 'optimum.png'}\n")
+    assert is_a_picture(tmp_path / "o" / "optimum.png")
 
 
 @pytest.mark.parametrize(
@@ -257,5 +275,8 @@ def test_the_plots_are_listed(command: Command) -> None:
     for args in (("plot",), ("plot", "--help")):
         code, out, err = command(*args)
         assert (code, err) == (0, "")
-        names = ("tsne", "landscape", "samples", "coefficients", "classes", "partition", "sweep")
+        names = (
+            *("tsne", "landscape", "samples", "coefficients", "classes", "partition", "sweep"),
+            *("clients", "communication", "optimum"),
+        )
         assert all(name in out for name in names)

@@ -310,6 +310,7 @@ def test_the_fields_are_the_schema():
         "stored",
         "received",
         "accuracy_before",
+        "distance_to_last",
     ]
     assert schema.SCHEMA_VERSION == 1
 
