@@ -16,6 +16,7 @@ SMALL = {
     "files",
     "formulas",
     "lazy",
+    "measured_rounds",
     "privacy",
     "seeding",
     "text",

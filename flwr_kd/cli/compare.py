@@ -129,8 +129,10 @@ def _compare(job: _Job, options: RunOptions, *, resume: bool) -> None:
 
     from flwr_kd.experiments import comparison
     from flwr_kd.plotting import curves, picture_file
+    from flwr_kd.results.columns import check_columns
     from flwr_kd.results.table import fitting
 
+    columns = check_columns(options.columns.split(",")) if options.columns else []
     experiment = job.experiment
     plan = comparison.prepare(
         job.rows,
@@ -157,7 +159,7 @@ def _compare(job: _Job, options: RunOptions, *, resume: bool) -> None:
         run_plan(plan, console, keep_arrays=not options.no_arrays)
         result, file = comparison.write(plan)
     picture = curves.plot(result, picture_file(file.parent, "curves"))
-    console.print(*fitting(result, console.width))
+    console.print(*fitting(result, console.width, columns))
     print(f"result: {file.resolve()}")
     print(f"curves: {picture.resolve()}")
 

@@ -49,6 +49,11 @@ class RunOptions:
         "go on with an interrupted comparison in this folder, or add methods and seeds to a whole one: finished "
         "runs are not run again",
     )
+    columns: str | None = option(
+        None,
+        "columns of the table, separated by commas: local-accuracy, common-accuracy, global-on-clients, seconds, "
+        "... or all",
+    )
     no_arrays: bool = option(False, "do not keep the last arrays, which `flwr-kd plot` needs")
     verbose: bool = option(False, "show Flower's log")
 

@@ -27,6 +27,7 @@ __all__ = [
     "PlotOut",
     "PlotSeed",
     "plot_coefficients",
+    "plot_curves",
     "plot_landscape",
     "plot_samples",
     "plot_top",
@@ -147,6 +148,26 @@ def _losses(
         )
         lines.append(measurements.loss_along(model, state, [direction], magnitudes, drawn.x, drawn.y))
     return np.concatenate(lines)
+
+
+@plots.command("curves", cls=Command)
+def plot_curves(
+    result_dir: ResultDir,
+    accuracies: Annotated[
+        str | None,
+        typer.Option(
+            help="accuracies separated by commas, a panel each, such as common-accuracy,global-on-clients; local "
+            "and global accuracy if not set"
+        ),
+    ] = None,
+    out: PlotOut = None,
+) -> None:
+    """Draw accuracies over rounds."""
+    from flwr_kd.plotting import curves
+
+    target, comparison = _target_and_result(result_dir, out, "curves")
+    names = [] if accuracies is None else accuracies.split(",")
+    print(f"curves: {curves.plot(comparison, target, names).resolve()}")
 
 
 @plots.command("samples", cls=Command)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from flwr_kd.client.task import Measured, Task
+from flwr_kd.client.task import Measured, Task, metrics_of
 from flwr_kd.learning.loop import BatchNorms
 from flwr_kd.models import FeatureModel
 from flwr_kd.models.feature import find_head
@@ -52,18 +52,22 @@ def measured_before_and_after(
     Returns
     -------
     measured : Measured or None
-        The adapted model's; None without test data, where nothing is adapted.
+        The adapted model's on the client's test data, else on the common test set; None without either, where
+        nothing is adapted.
     metrics : dict
-        Its accuracies, and ``local-accuracy-before``.
+        Its accuracies, and ``local-accuracy-before`` where the client has test data.
     """
-    before = client.measure(task.config.batch_size)
-    if before is None:
+    size = task.config.batch_size
+    before = client.measure(size)
+    if before is None and not client.measures_common:
         return None, {}
     with forked_global_rng(task.seed, client.model, client.device):
         client.adapt(task)
-    after = client.measure(task.config.batch_size)
-    assert after is not None
-    return after, {**after.metrics(), "local-accuracy-before": before.accuracy}
+    after, common = client.measure(size), client.measure_common(size)
+    metrics = metrics_of(after, common)
+    if before is not None:
+        metrics["local-accuracy-before"] = before.accuracy
+    return after or common, metrics
 
 
 def head_of(model: nn.Module) -> nn.Module:

@@ -22,12 +22,13 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
 from flwr_kd.checks import ConfigError
-from flwr_kd.client.adaptation import fine_tune, measured_before_and_after
+from flwr_kd.client.adaptation import fine_tune
 from flwr_kd.client.data_sets import DataSets
 from flwr_kd.client.flower_mods import CLIPPING, active_mods, check_mods
+from flwr_kd.client.measuring import evaluation, measured_on
 from flwr_kd.client.own_model import feature_shape, named_size, own_model
 from flwr_kd.client.personal_state import PersonalState, StateError
-from flwr_kd.client.task import Answer, Measured, Task
+from flwr_kd.client.task import Answer, Measured, Task, metrics_of
 from flwr_kd.client.wire_client import WireClient
 from flwr_kd.config import ConfigT, MethodConfig
 from flwr_kd.learning.allocator import keep_freed_memory
@@ -76,6 +77,9 @@ class KDClient(NumPyClient, Generic[ConfigT]):
         Keys of dict items, where they cannot be guessed.
     knowledge_set : Dataset or DataLoader, optional
         The training samples without augmentation, for what is extracted from them; ``train_set`` if None.
+    common_test_set : Dataset or DataLoader, optional
+        Test samples that all clients share. The client's model is also measured on them after the rounds that the
+        strategy's ``measure`` names.
     augment : callable, optional
         ``augment(x, generator) -> x`` on training batches; never applied in evaluation or extraction.
     precision : str
@@ -116,6 +120,7 @@ class KDClient(NumPyClient, Generic[ConfigT]):
         input_key: str | None = None,
         label_key: str | None = None,
         knowledge_set: Dataset[Any] | DataLoader[Any] | None = None,
+        common_test_set: Dataset[Any] | DataLoader[Any] | None = None,
         augment: Callable[[Tensor, torch.Generator], Tensor] | None = None,
         precision: str = "float32",
         channels_last: bool = False,
@@ -137,16 +142,18 @@ class KDClient(NumPyClient, Generic[ConfigT]):
             "label_key": label_key,
             "dtype": self.dtype,
         }
-        self.data_sets = DataSets(train_set, test_set, knowledge_set, **options)
+        self.data_sets = DataSets(train_set, test_set, knowledge_set, common_test_set, **options)
         self.train_batches = self.data_sets.train
         self.knowledge_batches = self.data_sets.knowledge
         self.test_batches = self.data_sets.test
+        self.common_test_batches = self.data_sets.common_test
         self.feature_shape = feature_shape(self.model, self.train_batches.example, self.device)
         self.feature_dim = math.prod(self.feature_shape)
         self.context = context
         self.augment = augment
         self.state = PersonalState(context)
-        self._trained_round, self._lost_state, self._has_own = 0, False, False
+        self._trained_round, self._lost_state, self.has_own = 0, False, False
+        self._common_asked = False
         self._seed = self.local_epoch = 0
 
     # ------------------------------------------------------------------ hooks for a method's author
@@ -201,6 +208,7 @@ class KDClient(NumPyClient, Generic[ConfigT]):
             flower_records.VERSION: flower_records.WIRE_VERSION,
             "num-examples": len(self.train_batches),
             "num-test-examples": 0 if self.test_batches is None else len(self.test_batches),
+            "num-common-examples": 0 if self.common_test_batches is None else len(self.common_test_batches),
             "num-classes": self.num_classes,
             "feature-shape": json.dumps(self.feature_shape),
             "arrays": ArrayTemplate.of_ndarrays(self._named_arrays(), buffer_names(self.model)).to_json(),
@@ -259,24 +267,12 @@ class KDClient(NumPyClient, Generic[ConfigT]):
         the server's model, which it does not keep.
         """
         task = self._task(parameters, config)
-        self._has_own = False
+        self.has_own = False
         self.load(task)
-        metrics: dict[str, bool | int | float | str | bytes] = {}
         try:
-            if task.phase == flower_records.PERSONALIZE:
-                measured, adapted = measured_before_and_after(self, task)
-                metrics = {**adapted}
-            else:
-                measured = self.measure(task.config.batch_size)
+            return evaluation(self, task)
         finally:
             self.close()
-        if measured is None or self.test_batches is None:
-            return 0.0, 0, {}
-        if task.phase == flower_records.MEASURE:
-            metrics = {**measured.metrics(), flower_records.STORED: float(self._has_own)}
-        elif not metrics:
-            metrics = {"accuracy": measured.accuracy}
-        return measured.loss, len(self.test_batches), metrics
 
     def to_client(self) -> Client:
         """Return the client in the form in which a ``client_fn`` hands it to Flower."""
@@ -307,7 +303,7 @@ class KDClient(NumPyClient, Generic[ConfigT]):
         Without one, the model stays as it was built; see :meth:`kept`.
         """
         kept = self.kept()
-        self._has_own = kept is not None
+        self.has_own = kept is not None
         if kept is not None:
             self.model.load_state_dict(kept)
         return kept is not None
@@ -435,30 +431,27 @@ class KDClient(NumPyClient, Generic[ConfigT]):
         """Return an objective that is computed in the client's ``precision``."""
         return computed_in(self.precision, self.device, objective)
 
-    @torch.no_grad()
     def measure(self, batch_size: int) -> Measured | None:
         """Return loss and accuracy on the test data, in eval mode; None without test data."""
-        if self.test_batches is None or not len(self.test_batches):
-            return None
-        self.model.eval()
-        sums: list[Tensor] = []
-        count, several = 0, self.num_classes > 5
-        generator = torch_generator(self._seed, "test-items")
-        for x, y in self.test_batches.ordered(pass_size(self.device, batch_size), generator=generator):
-            logits, y = self.model(self.to_device(x)), self.to_device(y)
-            loss = F.cross_entropy(logits, y, reduction="sum")
-            right = (logits.argmax(dim=1) == y).sum()
-            near = (logits.topk(5, dim=1).indices == y[:, None]).sum() if several else right
-            # Fetched together in the end: the host would wait for a GPU with each number.
-            sums.append(torch.stack([loss, right.to(loss.dtype), near.to(loss.dtype)]))
-            count += len(y)
-        loss, right, near = (sum(column) / count for column in zip(*torch.stack(sums).tolist(), strict=True))
-        return Measured(loss, right, near if several else None)
+        return measured_on(self, self.test_batches, batch_size, torch_generator(self._seed, "test-items"))
+
+    @property
+    def measures_common(self) -> bool:
+        """Whether the server asked for the common accuracy in this phase, and the client has that test set."""
+        return self._common_asked and bool(self.common_test_batches)
+
+    def measure_common(self, batch_size: int) -> Measured | None:
+        """Return the same on the common test set; None unless :attr:`measures_common`."""
+        batches = self.common_test_batches if self.measures_common else None
+        return measured_on(self, batches, batch_size, torch_generator(self._seed, "common-items"))
 
     def local_metrics(self, batch_size: int) -> dict[str, float]:
-        """Return ``local-accuracy`` and, with more than 5 classes, ``local-top5``; nothing without test data."""
-        measured = self.measure(batch_size)
-        return {} if measured is None else measured.metrics()
+        """Return the accuracies of the client's model, as a reply names them.
+
+        These are ``local-accuracy`` with test data, ``common-accuracy`` where :attr:`measures_common`, and with
+        more than 5 classes ``local-top5`` and ``common-top5``.
+        """
+        return metrics_of(self.measure(batch_size), self.measure_common(batch_size))
 
     @torch.no_grad()
     def extract(self, batch_size: int, batches: Batches | None = None) -> tuple[Tensor, Tensor, Tensor]:
@@ -491,6 +484,7 @@ class KDClient(NumPyClient, Generic[ConfigT]):
         )
         self._trained_round, self._lost_state = int(config.get(flower_records.TRAINED, 0)), False
         self._seed = task.seed
+        self._common_asked = bool(config.get(flower_records.MEASURE_COMMON, False))
         return task
 
     @classmethod

@@ -19,7 +19,7 @@ class DataSets:
 
     Parameters
     ----------
-    train_set, test_set, knowledge_set : Dataset or DataLoader
+    train_set, test_set, knowledge_set, common_test_set : Dataset or DataLoader
         See :class:`flwr_kd.KDClient`.
     **options
         See :class:`flwr_kd.Batches`.
@@ -28,8 +28,8 @@ class DataSets:
     ----------
     train, knowledge : Batches
         The training samples, and those that knowledge is extracted from.
-    test : Batches or None
-        The test samples.
+    test, common_test : Batches or None
+        The client's own test samples, and those of the common test set.
 
     Raises
     ------
@@ -38,9 +38,19 @@ class DataSets:
     """
 
     def __init__(
-        self, train_set: Source, test_set: Source | None, knowledge_set: Source | None, **options: Any
+        self,
+        train_set: Source,
+        test_set: Source | None,
+        knowledge_set: Source | None,
+        common_test_set: Source | None = None,
+        **options: Any,
     ) -> None:
-        sources = {"train_set": train_set, "test_set": test_set, "knowledge_set": knowledge_set}
+        sources = {
+            "train_set": train_set,
+            "test_set": test_set,
+            "knowledge_set": knowledge_set,
+            "common_test_set": common_test_set,
+        }
         given = {name: Batches(data, **options) for name, data in sources.items() if data is not None}
         if "train_set" not in given:
             raise DatasetError("train_set is None: a client needs training samples")
@@ -49,6 +59,7 @@ class DataSets:
             raise DatasetError("train_set is empty: a client needs at least one training sample")
         self.knowledge = given.get("knowledge_set", self.train).whole()
         self.test = given["test_set"].whole() if "test_set" in given else None
+        self.common_test = given["common_test_set"].whole() if "common_test_set" in given else None
         self._free = {name: batches.free_sampler for name, batches in given.items() if batches.free_sampler}
 
     def warn_of_samplers(self) -> None:
@@ -62,6 +73,6 @@ class DataSets:
 
     def close(self) -> None:
         """End the workers that loaders with ``persistent_workers`` have kept."""
-        for batches in (self.train, self.knowledge, self.test):
+        for batches in (self.train, self.knowledge, self.test, self.common_test):
             if batches is not None:
                 batches.close()

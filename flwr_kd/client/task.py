@@ -15,7 +15,7 @@ from flwr_kd.seeding import derive_seed, torch_generator
 from flwr_kd.transport import flower_records as records
 from flwr_kd.transport.payload import MAX_PAYLOAD_BYTES, Payload
 
-__all__ = ["Answer", "Measured", "Task"]
+__all__ = ["Answer", "Measured", "Task", "metrics_of"]
 
 NDArray = npt.NDArray[Any]
 P = TypeVar("P", bound=Payload)
@@ -129,10 +129,28 @@ class Measured(NamedTuple):
     accuracy: float
     top5: float | None
 
-    def metrics(self) -> dict[str, float]:
-        """Return the accuracies by the names that a reply has for them."""
-        top5 = {} if self.top5 is None else {"local-top5": self.top5}
-        return {"local-accuracy": self.accuracy, **top5}
+    def metrics(self, kind: str = "local") -> dict[str, float]:
+        """Return the accuracies by the names that a reply has for them.
+
+        Parameters
+        ----------
+        kind : str
+            ``"local"``: on the client's test data. ``"common"``: on the common test set. ``"trained"``: on the
+            client's test data, before the client distils.
+
+        Examples
+        --------
+        >>> Measured(0.1, 0.75, None).metrics("common")
+        {'common-accuracy': 0.75}
+        """
+        top5 = {} if self.top5 is None else {f"{kind}-top5": self.top5}
+        return {f"{kind}-accuracy": self.accuracy, **top5}
+
+
+def metrics_of(own: Measured | None, common: Measured | None) -> dict[str, float]:
+    """Return the accuracies on the client's own and on the common test set, as a reply names them."""
+    metrics = {} if own is None else own.metrics()
+    return metrics if common is None else metrics | common.metrics("common")
 
 
 @dataclass

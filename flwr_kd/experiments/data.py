@@ -45,6 +45,7 @@ __all__ = [
     "public_on_device",
     "samples_before_split",
     "selection_of",
+    "test_on_device",
     "training_on_device",
 ]
 
@@ -152,6 +153,14 @@ def training_on_device(experiment: Experiment) -> ArrayDataset:
     return _training_on(DataOptions.part_of(experiment), experiment.seed, device, experiment.workers)
 
 
+def test_on_device(experiment: Experiment) -> ArrayDataset:
+    """Return the common test set, on the clients' device if it has memory for it."""
+    bundle, device = bundle_of(experiment), resolve_device(experiment.device)
+    if device.type == "cpu" or experiment.own is not None:
+        return bundle.test
+    return _test_on(DataOptions.part_of(experiment), experiment.seed, device, experiment.workers)
+
+
 def public_on_device(experiment: Experiment) -> ArrayDataset:
     """Return an experiment's public data, in the form of the clients' inputs, on the device if there is memory."""
     public, device = public_of(experiment), resolve_device(experiment.device)
@@ -163,6 +172,11 @@ def public_on_device(experiment: Experiment) -> ArrayDataset:
 @functools.lru_cache(maxsize=1)
 def _training_on(options: DataOptions, seed: int, device: torch.device, processes: int) -> ArrayDataset:
     return _placed(_bundle(options, seed).train, device, processes)
+
+
+@functools.lru_cache(maxsize=1)
+def _test_on(options: DataOptions, seed: int, device: torch.device, processes: int) -> ArrayDataset:
+    return _placed(_bundle(options, seed).test, device, processes)
 
 
 @functools.lru_cache(maxsize=1)

@@ -24,7 +24,10 @@ def evaluator(
     threads: int = 1,
     device: str | torch.device = "cpu",
 ) -> Callable[[int, ArrayRecord], MetricRecord | None]:
-    """Return an ``evaluate_fn``: the global model's accuracy and loss on the common test set, in eval mode.
+    """Return an ``evaluate_fn``: the global model's accuracy and loss on the common test set.
+
+    The model is in eval mode. With more than five classes the accuracy of the five likeliest is there as well, as
+    ``top5``.
 
     Parameters
     ----------
@@ -49,14 +52,17 @@ def evaluator(
     where = resolve_device(device)
     size = batch_size or pass_size(where)
     model = build().to(where)
+    several = bundle.num_classes > 5
     x, y = placed((bundle.test.x, bundle.test.y), where)
 
     @torch.no_grad()
-    def measure(batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    def measure(batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         inputs, labels = (part.to(where, non_blocking=True) for part in batch)
         logits = model(inputs)
         loss = nn.functional.cross_entropy(logits, labels, reduction="sum")
-        return (logits.argmax(dim=1) == labels).sum(), loss
+        right = (logits.argmax(dim=1) == labels).sum()
+        near = (logits.topk(5, dim=1).indices == labels[:, None]).sum() if several else right
+        return right, near, loss
 
     def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
         model.load_state_dict(arrays.to_torch_state_dict())
@@ -65,7 +71,8 @@ def evaluator(
         with Cores(threads if where.type == "cpu" else 1) as cores:
             measured = cores.map(measure, batches)
         # Stacked on the device, so that the host waits for it once.
-        correct, losses = (torch.stack(column).tolist() for column in zip(*measured, strict=True))
-        return MetricRecord({"accuracy": sum(correct) / len(y), "loss": sum(losses) / len(y)})
+        columns = (torch.stack(column).tolist() for column in zip(*measured, strict=True))
+        right, near, loss = (sum(column) / len(y) for column in columns)
+        return MetricRecord({"accuracy": right, "loss": loss, **({"top5": near} if several else {})})
 
     return evaluate

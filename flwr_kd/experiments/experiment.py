@@ -24,6 +24,7 @@ from flwr_kd.experiments.data import bundle_of, samples_before_split, selection_
 from flwr_kd.experiments.options import BACKENDS, DataOptions, ExperimentOptions
 from flwr_kd.learning.device import resolve_device
 from flwr_kd.learning.precision import named_precision
+from flwr_kd.measured_rounds import MeasuredRounds
 from flwr_kd.models import MODELS, build_model
 from flwr_kd.seeding import derive_seed
 from flwr_kd.server.aggregation import Rule
@@ -89,6 +90,7 @@ class Experiment(ExperimentOptions):
             whole_number("feature-dim", self.feature_dim, 1)
         if self.feature_layer is not None and self.feature_layer not in FEATURE_LAYERS:
             raise ConfigError(unknown_name("feature layer", self.feature_layer, FEATURE_LAYERS))
+        MeasuredRounds.parse(self.measure)
         share("fraction-train", self.fraction_train, open_low=True)
         if self.imbalance is not None:
             number("imbalance", self.imbalance, 1)

@@ -128,6 +128,9 @@ class ExperimentOptions(DataOptions):
         How the models' extractors end, see :func:`flwr_kd.models.build_model`; each model's own if None.
     fraction_train : float
         Share of the clients drawn per round.
+    measure : str
+        After which rounds clients also measure their models on the common test set, and the aggregated model on
+        their own test splits: ``"never"``, ``"last"``, or ``"every:N"``, every Nth round and the last.
     backend : str
         ``"processes"``: clients run in processes of this machine, forked where that is safe. ``"inline"``: in this
         process. ``"ray"``: in Flower's Ray simulation. ``"auto"``: see
@@ -185,6 +188,11 @@ class ExperimentOptions(DataOptions):
         "model's own if not set",
     )
     fraction_train: float = option(1.0, "share of the clients drawn per round")
+    measure: str = option(
+        "last",
+        "after which rounds clients also measure their models on the common test set, and the global model on "
+        "their own: never, last or every:N",
+    )
     backend: str = option(
         "auto",
         "where clients run: auto, processes, inline or ray; auto is inline for one worker, ray for "

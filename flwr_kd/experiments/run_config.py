@@ -19,26 +19,35 @@ from flwr.common.logger import log
 from torch import nn
 
 from flwr_kd import registry
-from flwr_kd.checks import ConfigError, DataError, checked, number, share, whole_number
+from flwr_kd.checks import ConfigError, DataError, checked, number
 from flwr_kd.config import MethodConfig, meant
 from flwr_kd.data import ArrayDataset, DataSpec, load_own, load_test
 from flwr_kd.experiments import evaluation
 from flwr_kd.experiments.data import bundle_of, client_splits, public_of
 from flwr_kd.experiments.experiment import Experiment
+from flwr_kd.experiments.run_settings import (
+    KEYS,
+    absolute,
+    aggregation,
+    cores,
+    experiment,
+    fraction_train,
+    measure,
+    whole,
+)
 from flwr_kd.experiments.runner import round_result
-from flwr_kd.learning.cores import available_cores
 from flwr_kd.results.files import check_free
 from flwr_kd.results.provenance import versions
 from flwr_kd.results.schema import Comparison, RunResult
 from flwr_kd.server.records import KDResult
 from flwr_kd.server.strategy import KDStrategy
 from flwr_kd.text import unknown_name
-from flwr_kd.wording import Interface, speak
 
 __all__ = [
     "ClientData",
     "chosen_method",
     "client_data",
+    "common_test_data",
     "comparison",
     "evaluator",
     "experiment",
@@ -48,77 +57,6 @@ __all__ = [
     "public_options",
     "strategy_options",
 ]
-
-
-_KEYS = (
-    *("dataset", "data-dir", "partition", "imbalance", "limit", "test-limit", "model", "seed", "method"),
-    *(
-        "public",
-        "public-limit",
-        "classes",
-        "input-shape",
-        "test-path",
-        "out",
-        "checkpoint-dir",
-        "resume",
-        "timeout",
-        "cores",
-    ),
-    *(
-        "num-server-rounds",
-        "min-nodes",
-        "fraction-train",
-        "min-train-nodes",
-        "max-void-rounds",
-        "max-examples",
-        "aggregation",
-    ),
-    # Read by apps' own files.
-    "reproducible-noise",
-)
-"""Keys of a run config besides hyper-parameters."""
-
-
-def experiment(context: Context, clients: int | None = None) -> Experiment:
-    """Return the data, partition and model of a run, which both sides read from the run config.
-
-    If ``classes`` is not empty, the clients have data of their own, of the form ``own``, and ``dataset`` and
-    ``partition`` are not used.
-
-    Parameters
-    ----------
-    context : Context
-        Flower's.
-    clients : int, optional
-        Number of clients that share the data; ``min-nodes`` if None, which is what the server knows before the run.
-
-    Raises
-    ------
-    ConfigError, DataError
-        If a value is not allowed.
-    """
-    speak(Interface.APP)
-    settings = context.run_config
-    own = _own_spec(context)
-    return Experiment(
-        dataset=str(settings["dataset"]),
-        data_dir=str(settings["data-dir"]) or None,
-        partition=str(settings["partition"]),
-        clients=_whole(context, "min-nodes", 2) if clients is None else clients,
-        rounds=_whole(context, "num-server-rounds", 3),
-        # A run config has no None; 0 means that nothing is cut.
-        limit=_whole(context, "limit", 0, least=0) or None,
-        test_limit=_whole(context, "test-limit", 0, least=0) or None,
-        imbalance=number("imbalance", settings.get("imbalance", 0), 0) or None,
-        model=str(settings["model"]),
-        seed=_whole(context, "seed", 0, least=0),
-        fraction_train=_fraction_train(context),
-        aggregation=_aggregation(context),
-        # For apps whose server needs public data: no client may have the samples that are held back for it.
-        public=str(settings.get("public", "")) or None,
-        public_limit=_whole(context, "public-limit", Experiment.public_limit),
-        own=own,
-    )
 
 
 def chosen_method(context: Context, names: Sequence[str]) -> registry.Method:
@@ -190,6 +128,40 @@ def _initial_model(run: Experiment, index: int) -> nn.Module:
     return run.build_model(index)
 
 
+def common_test_data(context: Context) -> ArrayDataset | None:
+    """Return a client's ``common_test_set``, the test samples that all clients share; None if it has none.
+
+    It is the test set of the run's data set. A client with data of its own has the one at ``common-test-path`` of
+    its node config, if that is there; see :func:`flwr_kd.data.load_test`. None with ``measure="never"`` in the run
+    config, since nothing is measured on it.
+
+    Raises
+    ------
+    ConfigError, DataError
+        If the path is not absolute, or the data cannot be loaded.
+    """
+    if measure(context) == "never":
+        return None
+    run = experiment(context, clients=1)
+    if run.own is None:
+        test = bundle_of(run).test
+        return test if len(test) else None
+    path = context.node_config.get("common-test-path", "")
+    if path == "":
+        return None
+    if not isinstance(path, str) or not Path(path).is_absolute():
+        raise ConfigError(f"common-test-path in the node config must be an absolute path, got {path!r}")
+    try:
+        return _common_test(path, run.own)
+    except DataError as error:
+        raise ConfigError(f"common-test-path in the node config: {error}") from None
+
+
+@functools.lru_cache(maxsize=2)
+def _common_test(path: str, spec: DataSpec) -> ArrayDataset:
+    return load_test(Path(path), spec)
+
+
 def public_options(context: Context, method: registry.Method) -> dict[str, Any]:
     """Return a client's argument ``public_set`` if all clients have the same public data, else nothing.
 
@@ -255,21 +227,6 @@ def _model_index(context: Context, run: Experiment, index: int) -> int:
     return run.models.index(str(name))
 
 
-def _own_spec(context: Context) -> DataSpec | None:
-    """Return the form of the clients' own data from the run config; None if they share a data set."""
-    settings = context.run_config
-    classes, shape = _text(context, "classes"), _text(context, "input-shape")
-    if not classes:
-        for name in ("input-shape", "test-path"):
-            if value := settings.get(name, ""):
-                raise ConfigError(f"{name} is for data of the clients' own: it needs classes, got {value!r}")
-        return None
-    for name in ("limit", "test-limit", "imbalance"):
-        if value := settings.get(name, 0):
-            raise ConfigError(f"{name} must be 0 with classes: it cuts a data set; got {value!r}")
-    return DataSpec.parse(classes, shape)
-
-
 def strategy_options(context: Context) -> dict[str, Any]:
     """Return a strategy's options from the run config.
 
@@ -277,6 +234,7 @@ def strategy_options(context: Context) -> dict[str, Any]:
     key                  option of :class:`KDStrategy`        if it is missing
     ===================  ===================================  ================
     ``seed``             ``seed``                             0
+    ``measure``          ``measure``                          last
     ``fraction-train``   ``fraction_train``                   1.0
     ``min-nodes``        ``min_available_nodes``              2
     ``min-train-nodes``  ``min_train_nodes``                  1
@@ -298,38 +256,31 @@ def strategy_options(context: Context) -> dict[str, Any]:
     """
     _warn_of_unread(context)
     phase_timeout(context)
-    folder, resume = _absolute(context, "checkpoint-dir"), context.run_config.get("resume", False)
+    folder, resume = absolute(context, "checkpoint-dir"), context.run_config.get("resume", False)
     checked("resume", resume, bool, {})
     if resume and folder is None:
         raise ConfigError("resume=true needs checkpoint-dir, an absolute path; got ''")
     return {
-        "seed": _whole(context, "seed", 0, least=0),
-        "fraction_train": _fraction_train(context),
-        "min_available_nodes": _whole(context, "min-nodes", 2),
-        "min_train_nodes": _whole(context, "min-train-nodes", 1),
-        "max_void_rounds": _whole(context, "max-void-rounds", 3),
+        "seed": whole(context, "seed", 0, least=0),
+        "measure": measure(context),
+        "fraction_train": fraction_train(context),
+        "min_available_nodes": whole(context, "min-nodes", 2),
+        "min_train_nodes": whole(context, "min-train-nodes", 1),
+        "max_void_rounds": whole(context, "max-void-rounds", 3),
         # A run config has no None; 0 means that the bound follows from the clients.
-        "max_examples": _whole(context, "max-examples", 0, least=0) or None,
-        "aggregation": _aggregation(context),
+        "max_examples": whole(context, "max-examples", 0, least=0) or None,
+        "aggregation": aggregation(context),
         "checkpoint_dir": folder,
         "resume": resume,
-        "cores": _cores(context),
+        "cores": cores(context),
     }
-
-
-def _aggregation(context: Context) -> str:
-    return _text(context, "aggregation") or "mean"
-
-
-def _cores(context: Context) -> int:
-    return _whole(context, "cores", 0, least=0) or available_cores()
 
 
 def _warn_of_unread(context: Context) -> None:
     """Log a warning for each key of the run config that neither an app nor a method of the registry reads."""
     known = {name for method in registry.methods().values() for name in method.config_class().to_wire()}
-    for key in sorted(context.run_config.keys() - known - set(_KEYS)):
-        ours = meant(key, [*sorted(known), *_KEYS])
+    for key in sorted(context.run_config.keys() - known - set(KEYS)):
+        ours = meant(key, [*sorted(known), *KEYS])
         hint = "" if ours is None else f": did you mean {ours!r}?"
         log(WARNING, "%r in the run config is not read%s", key, hint)
 
@@ -365,36 +316,14 @@ def evaluator(context: Context, run: Experiment) -> Callable[[int, ArrayRecord],
     """
     bundle = bundle_of(run)
     if run.own is not None:
-        path = _absolute(context, "test-path")
+        path = absolute(context, "test-path")
         if path is None:
             return None
         try:
             bundle = replace(bundle, test=load_test(path, run.own))
         except DataError as error:
             raise ConfigError(f"test-path: {error}") from None
-    return evaluation.evaluator(run.build_model, bundle, threads=_cores(context), device=run.device)
-
-
-def _whole(context: Context, name: str, default: int, *, least: int = 1) -> int:
-    return whole_number(name, context.run_config.get(name, default), least)
-
-
-def _text(context: Context, name: str) -> str:
-    return str(checked(name, context.run_config.get(name, ""), str, {}))
-
-
-def _fraction_train(context: Context) -> float:
-    return share("fraction-train", context.run_config.get("fraction-train", 1.0), open_low=True)
-
-
-def _absolute(context: Context, name: str) -> Path | None:
-    """Return a path of the run config; None if it is empty."""
-    text = _text(context, name)
-    if not text:
-        return None
-    if not Path(text).is_absolute():
-        raise ConfigError(f"{name} must be an absolute path, got {text!r}")
-    return Path(text)
+    return evaluation.evaluator(run.build_model, bundle, threads=cores(context), device=run.device)
 
 
 def hyperparameters(method: registry.Method, settings: Mapping[str, Any]) -> MethodConfig:
@@ -445,7 +374,7 @@ def output_folder(context: Context) -> Path | None:
     ResultExistsError, ResultError
         If the folder has a result, or is no folder.
     """
-    out = _absolute(context, "out")
+    out = absolute(context, "out")
     if out is not None:
         check_free(out, force=False, ways=())
     return out

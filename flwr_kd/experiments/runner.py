@@ -33,6 +33,7 @@ from flwr_kd.experiments.data import (
     client_splits,
     public_of,
     public_on_device,
+    test_on_device,
     training_on_device,
 )
 from flwr_kd.experiments.distances import Trajectory
@@ -47,6 +48,7 @@ from flwr_kd.learning.determinism import be_deterministic, deterministic
 from flwr_kd.learning.device import one_thread, resolve_device
 from flwr_kd.learning.weights import size_of
 from flwr_kd.models.reused import ModelPool
+from flwr_kd.results.measures import ACCURACIES
 from flwr_kd.results.schema import RoundResult, RunResult
 from flwr_kd.seeding import derive_seed
 from flwr_kd.server.checkpoint import Checkpoint
@@ -137,6 +139,7 @@ def run(
         cores=experiment.workers,
         seed=experiment.seed,
         fraction_train=experiment.fraction_train,
+        measure=experiment.measure,
         min_available_nodes=experiment.clients,
         # Known here, so that no honest client is cut, however unequal the parts are.
         max_examples=max(len(train) for train, _ in splits),
@@ -318,6 +321,7 @@ def build_client(method_name: str, experiment: Experiment, state_dir: str | None
         model,
         train_set,
         samples.subset(test),
+        common_test_set=None if experiment.measure == "never" else test_on_device(experiment),
         context=context,
         device=experiment.device,
         precision=experiment.precision,
@@ -391,16 +395,13 @@ def round_result(stats: RoundStats) -> RoundResult:
     """Return a round's numbers as a result holds them."""
     return RoundResult(
         round=stats.server_round,
-        local_accuracy=stats.local_accuracy,
-        global_accuracy=stats.global_accuracy,
+        **{name: getattr(stats, name) for name in ACCURACIES},
         train_loss=stats.train_loss,
         bytes_up=stats.bytes_up,
         bytes_down=stats.bytes_down,
         seconds=stats.seconds,
         participants=stats.participants,
         failures=stats.failures,
-        local_top5=stats.local_top5,
-        server_accuracy=stats.server_accuracy,
         clients={
             str(key): {name.replace("-", "_"): value for name, value in values.items()}
             for key, values in sorted(stats.clients.items())

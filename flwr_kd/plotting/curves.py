@@ -12,6 +12,7 @@ import numpy as np
 from flwr_kd.plotting.lines import COINCIDING, Curve, coinciding, draw_line, joined, widths_below
 from flwr_kd.plotting.style import add_title, empty_figure, measured_on, method_styles, write_picture
 from flwr_kd.results.errors import ResultError
+from flwr_kd.results.measures import Accuracy, chosen
 from flwr_kd.results.schema import Comparison, RunResult
 
 if TYPE_CHECKING:
@@ -23,14 +24,10 @@ __all__ = ["figure", "plot"]
 _FEW_ROUNDS = 15
 _LEAST_HEIGHT = 10.0
 _LEAST_OVERLAP = 0.25
-_PANELS = (
-    ("local_accuracy", "local accuracy", "clients' own models, own test splits"),
-    ("global_accuracy", "global accuracy", "aggregated model, common test set"),
-)
-_SERVER = ("server_accuracy", "server accuracy", "server's own model, clients' test splits")
+_MOST_COLUMNS = 3
 
 
-def plot(comparison: Comparison, path: Path) -> Path:
+def plot(comparison: Comparison, path: Path, accuracies: Sequence[str] = ()) -> Path:
     """Write the :func:`figure` of a comparison to a PNG.
 
     Parameters
@@ -40,6 +37,8 @@ def plot(comparison: Comparison, path: Path) -> Path:
     path : Path
         The PNG to write, whatever its suffix. Its directory is made if it does not exist; an existing file is
         overwritten.
+    accuracies : sequence of str
+        As :func:`figure` takes them.
 
     Returns
     -------
@@ -49,20 +48,20 @@ def plot(comparison: Comparison, path: Path) -> Path:
     Raises
     ------
     ResultError
-        If there is no run to draw.
+        As :func:`figure`.
     ImportError
         If ``matplotlib`` is not installed.
     """
-    return write_picture(figure(comparison), path)
+    return write_picture(figure(comparison, accuracies), path)
 
 
-def figure(comparison: Comparison) -> Figure:
-    """Draw local and global accuracy over rounds, one line per method.
+def figure(comparison: Comparison, accuracies: Sequence[str] = ()) -> Figure:
+    """Draw accuracies over rounds, one line per method: a panel for each of them.
 
-    If no method has a global model, but a server's own model was measured, that one takes its place; without either
-    there is only the local accuracy.
+    Without ``accuracies`` these are local and global accuracy. If no method has a global model, but a server's own
+    model was measured, that one takes its place; without either there is only the local accuracy.
 
-    Local accuracy is that of the clients that took part in each round, also in the last one.
+    Local and common accuracy are those of the clients that took part in each round, also in the last one.
 
     A line is the mean over seeds. Its band is ± one standard deviation (ddof = 1), and is missing if fewer than
     two seeds have a value. Rounds without a value are skipped: the line connects those that have one. Lines that
@@ -74,16 +73,18 @@ def figure(comparison: Comparison) -> Figure:
     ----------
     comparison : Comparison
         With at least one run.
+    accuracies : sequence of str
+        Names of :data:`flwr_kd.results.measures.ACCURACIES`, in kebab-case or with underscores.
 
     Returns
     -------
     matplotlib.figure.Figure
-        One or two axes, in percent, and a legend beside them. It belongs to no window.
+        Axes in percent, up to three in a row, and a legend beside them. It belongs to no window.
 
     Raises
     ------
     ResultError
-        If there is no run to draw.
+        If there is no run to draw, no such accuracy, or one that was not measured in any run.
     ImportError
         If ``matplotlib`` is not installed.
     """
@@ -91,12 +92,17 @@ def figure(comparison: Comparison) -> Figure:
         raise ResultError("runs is empty: there is nothing to plot")
     methods = comparison.by_method()
     styles = method_styles(comparison)
-    shown = _shown(comparison)
-    drawn = empty_figure(1 + 5 * len(shown), max(4.6, 1 + 0.22 * len(methods)))
+    shown = _shown(comparison, accuracies)
+    columns = min(len(shown), _MOST_COLUMNS)
+    rows = -(-len(shown) // columns)
+    drawn = empty_figure(1 + 5 * columns, max(4.6 * rows, 1 + 0.22 * len(methods)))
     from matplotlib.lines import Line2D
 
-    panels: Sequence[Axes] = drawn.subplots(1, len(shown), sharex=True, squeeze=False)[0]
-    for axes, (metric, title, meaning) in zip(panels, shown, strict=True):
+    grid = list(drawn.subplots(rows, columns, sharex=True, squeeze=False).flat)
+    for axes in grid[len(shown) :]:
+        axes.remove()
+    panels: Sequence[Axes] = grid[: len(shown)]
+    for axes, (metric, title, meaning, _) in zip(panels, shown, strict=True):
         curves = {name: _curves(runs, metric) for name, runs in methods.items()}
         measured = {name: curve for name, curve in curves.items() if curve[0].size}
         together = coinciding(measured)
@@ -106,11 +112,11 @@ def figure(comparison: Comparison) -> Figure:
             draw_line(axes, curve, styles[name], below=below[name], markers=markers)
         axes.set_title(f"{title}\n", fontsize=11)
         meaning = meaning.replace("common test set", measured_on(comparison.config))
-        if metric == "local_accuracy":
+        if metric.startswith("local_"):
             meaning = _taking_part(comparison) or meaning
         axes.text(0.5, 1.02, meaning, transform=axes.transAxes, ha="center", fontsize=8.5, color="0.35")
         absent = [name for name in methods if name not in measured]
-        _decorate(axes, title, _notes(title, absent, together, alone=len(shown) == 1))
+        _decorate(axes, title, _notes(metric, absent, together, alone=len(shown) == 1 and not accuracies))
     _set_heights(panels)
 
     handles = [Line2D([], [], **style) for style in styles.values()]
@@ -132,15 +138,23 @@ def _taking_part(comparison: Comparison) -> str:
     return f"own models and test splits; {count} of {total} clients took part"
 
 
-def _shown(comparison: Comparison) -> list[tuple[str, str, str]]:
-    """Return the panels: local accuracy, and global or the server's if either was measured."""
+def _shown(comparison: Comparison, names: Sequence[str]) -> list[Accuracy]:
+    """Return the panels: those with these names, else local accuracy, and global or the server's if measured."""
     rounds = [stats for run in comparison.runs for stats in run.rounds]
-    others = [
-        panel
-        for panel in (_PANELS[1], _SERVER)
-        if any(getattr(stats, panel[0]) is not None for stats in rounds)
-    ]
-    return [_PANELS[0], *others[:1]]
+
+    def measured(panel: Accuracy) -> bool:
+        return any(getattr(stats, panel.name) is not None for stats in rounds)
+
+    if names:
+        panels = chosen(names)
+        for panel in panels:
+            if not measured(panel):
+                raise ResultError(
+                    f"{panel.name.replace('_', '-')} was not measured in any run of this result"
+                )
+        return panels
+    first, *others = chosen(("local_accuracy", "global_accuracy", "server_accuracy"))
+    return [first, *[panel for panel in others if measured(panel)][:1]]
 
 
 def _curves(runs: Sequence[RunResult], metric: str) -> Curve:
@@ -154,11 +168,13 @@ def _curves(runs: Sequence[RunResult], metric: str) -> Curve:
     return np.array(rounds, dtype=np.int64), np.array(values, dtype=np.float64)
 
 
-def _notes(title: str, absent: Sequence[str], together: Sequence[Sequence[str]], *, alone: bool) -> list[str]:
+def _notes(
+    metric: str, absent: Sequence[str], together: Sequence[Sequence[str]], *, alone: bool
+) -> list[str]:
     """Return the lines below a panel: which methods coincide, and which are not there."""
     notes = [f"one line (within {COINCIDING:g} points): {joined(group)}" for group in together]
     if absent:
-        reason = "no global model" if title == "global accuracy" else "not measured"
+        reason = "no global model" if metric.startswith("global_") else "not measured"
         notes.append(f"{reason}: {', '.join(absent)}")
     if alone:
         notes.append("no method here has a global model")

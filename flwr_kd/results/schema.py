@@ -13,14 +13,14 @@ import json
 import re
 import statistics
 from collections.abc import Iterable
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self, TypeVar
 
-import numpy as np
-
-from flwr_kd.checks import check_label, number, share, whole_number
+from flwr_kd.checks import check_label, whole_number
 from flwr_kd.results.errors import ResultError
 from flwr_kd.results.json_values import check_keys, check_list, json_mapping, json_value, refuse_constant
+from flwr_kd.results.measures import ACCURACIES
+from flwr_kd.results.rounds import LATER, NEEDED_KEYS, ROUND_KEYS, RoundResult, mean
 
 __all__ = ["SCHEMA_VERSION", "Comparison", "RoundResult", "RunResult"]
 
@@ -28,141 +28,14 @@ _T = TypeVar("_T")
 SCHEMA_VERSION = 1
 """Version of the JSON; a reader refuses any other."""
 _LAST = 5
-_ACCURACIES = ("local_accuracy", "local_top5", "global_accuracy", "server_accuracy")
-_OF_LAST_ROUND = ("available", "stored", "received", "accuracy_before", "distance_to_last")
-"""Left out of the file where there is nothing to say."""
-_OF_CLIENT = ("local_accuracy", "local_top5")
-_BEFORE = "local_accuracy_before"
 _METRICS = (
-    *_ACCURACIES,
-    *(f"{name}_last5" for name in _ACCURACIES),
+    *ACCURACIES,
+    *(f"{name}_last5" for name in ACCURACIES),
     "bytes_up",
     "bytes_down",
     "seconds",
 )
-
-
-@dataclass(frozen=True)
-class RoundResult:
-    """What was measured in one round.
-
-    Attributes
-    ----------
-    round : int
-        From 1.
-    local_accuracy : float or None
-        Mean over clients of their own model's accuracy on their own test split, in [0, 1]; None if not
-        measured. The clients are those that took part in the round; after the last round also those in ``stored``
-        and ``received``.
-    global_accuracy : float or None
-        The aggregated model's accuracy on the common test set, in [0, 1]; None without a global model.
-    train_loss : float or None
-        Mean over clients.
-    bytes_up, bytes_down : int
-        Clients to server and server to clients, all clients together.
-    seconds : float
-        Wall clock.
-    participants, failures : int
-        Number of clients whose contribution counted, and of those that were asked and gave none.
-    local_top5 : float or None
-        As ``local_accuracy``, of the five likeliest classes; None with five classes or fewer.
-    server_accuracy : float or None
-        Accuracy of a server's model that the clients do not have (FedGKT's predictor), on their test splits; None
-        without one.
-    clients : dict
-        Per client, by its partition id as text, its own ``local_accuracy`` and ``local_top5``. Where clients
-        adapted the last global model, these are the adapted one's, and ``local_accuracy_before`` the global one's.
-    available : int or None
-        Number of clients that were connected, of which ``participants`` took part; None if not known.
-    stored, received : tuple of str
-        Keys of ``clients`` that did not take part in the last round, and were measured after it: with the personal
-        model that they keep, or with the model that they would receive.
-    accuracy_before : float or None
-        Mean over clients of the last global model's accuracy on their own test splits, where they then adapted it;
-        else None.
-    distance_to_last : float or None
-        Squared Euclidean distance of the global model's parameters to those after the run's last round; None if not
-        measured.
-
-    Raises
-    ------
-    ResultError
-        If a value is of another type or outside its range.
-
-    Notes
-    -----
-    An accuracy or a loss that is NaN or infinite becomes None.
-    """
-
-    round: int
-    local_accuracy: float | None
-    global_accuracy: float | None
-    train_loss: float | None
-    bytes_up: int
-    bytes_down: int
-    seconds: float
-    participants: int
-    failures: int
-    local_top5: float | None = None
-    server_accuracy: float | None = None
-    clients: dict[str, dict[str, float | None]] = field(default_factory=dict)
-    available: int | None = None
-    stored: tuple[str, ...] = ()
-    received: tuple[str, ...] = ()
-    accuracy_before: float | None = None
-    distance_to_last: float | None = None
-
-    def __post_init__(self) -> None:
-        for name, least in (
-            ("round", 1),
-            ("bytes_up", 0),
-            ("bytes_down", 0),
-            ("participants", 0),
-            ("failures", 0),
-        ):
-            object.__setattr__(self, name, whole_number(name, getattr(self, name), least, error=ResultError))
-        for name in _ACCURACIES:
-            object.__setattr__(self, name, _accuracy(name, getattr(self, name)))
-        object.__setattr__(self, "train_loss", _measured("train_loss", self.train_loss))
-        clients = json_mapping("clients", self.clients)
-        for client, values in clients.items():
-            if not isinstance(values, dict) or not set(values) <= {*_OF_CLIENT, _BEFORE}:
-                raise ResultError(f"clients[{client!r}] must have {' and '.join(_OF_CLIENT)}, got {values!r}")
-            names = (*_OF_CLIENT, _BEFORE) if _BEFORE in values else _OF_CLIENT
-            clients[client] = {name: _accuracy(name, values.get(name)) for name in names}
-        object.__setattr__(self, "clients", clients)
-        object.__setattr__(self, "accuracy_before", _accuracy("accuracy_before", self.accuracy_before))
-        distance = _measured("distance_to_last", self.distance_to_last)
-        if distance is not None:
-            number("distance_to_last", distance, 0, error=ResultError)
-        object.__setattr__(self, "distance_to_last", distance)
-        if self.available is not None:
-            whole_number("available", self.available, 0, error=ResultError)
-        for name in ("stored", "received"):
-            keys = tuple(getattr(self, name))
-            if not set(keys) <= set(clients):
-                raise ResultError(f"{name} must be keys of clients, got {keys!r}")
-            object.__setattr__(self, name, keys)
-        seconds = number("seconds", self.seconds, 0, error=ResultError)
-        object.__setattr__(self, "seconds", seconds)
-
-    def of_participants(self, metric: str) -> float | None:
-        """Return an accuracy, without the clients that were measured after the last round.
-
-        A curve over rounds has the same meaning in each of its points with this.
-
-        Examples
-        --------
-        >>> clients = {"0": {"local_accuracy": 1.0}, "1": {"local_accuracy": 0.5}}
-        >>> last = RoundResult(2, 0.75, None, None, 0, 0, 1.0, 1, 0, clients=clients, available=2, received=("1",))
-        >>> last.of_participants("local_accuracy")
-        1.0
-        """
-        if metric not in _OF_CLIENT or not (self.stored or self.received):
-            value: float | None = getattr(self, metric)
-            return value
-        others = {*self.stored, *self.received}
-        return _mean(values[metric] for key, values in self.clients.items() if key not in others)
+_LATER_METRICS = {*LATER, *(f"{name}_last5" for name in LATER)}
 
 
 @dataclass(frozen=True)
@@ -226,9 +99,9 @@ class RunResult:
     def last(self) -> dict[str, float | None]:
         """The run in a few numbers, each None if no round has a value.
 
-        ``local_accuracy``, ``local_top5``, ``global_accuracy`` and ``server_accuracy`` are those of the last
-        round; with ``_last5`` the mean over the last five rounds, or over those of them that have a value, of the
-        clients that took part in each.
+        The accuracies (:data:`flwr_kd.results.measures.ACCURACIES`) are those of the last round. With ``_last5``
+        they are the mean over the last five rounds, or over those of them that have a value, of the clients that
+        took part in each.
         ``bytes_up`` and ``bytes_down`` are the mean per round, ``seconds`` the median per round (the first rounds
         warm up).
 
@@ -242,10 +115,10 @@ class RunResult:
         final = self.rounds[-1] if self.rounds else None
         tail = self.rounds[-_LAST:]
         return {
-            **{name: getattr(final, name) if final else None for name in _ACCURACIES},
-            **{f"{name}_last5": _mean(stats.of_participants(name) for stats in tail) for name in _ACCURACIES},
-            "bytes_up": _mean(result.bytes_up for result in self.rounds),
-            "bytes_down": _mean(result.bytes_down for result in self.rounds),
+            **{name: getattr(final, name) if final else None for name in ACCURACIES},
+            **{f"{name}_last5": mean(stats.of_participants(name) for stats in tail) for name in ACCURACIES},
+            "bytes_up": mean(result.bytes_up for result in self.rounds),
+            "bytes_down": mean(result.bytes_down for result in self.rounds),
             "seconds": statistics.median(result.seconds for result in self.rounds) if final else None,
         }
 
@@ -259,7 +132,7 @@ class RunResult:
         accuracy : float
             In [0, 1].
         metric : str
-            ``local_accuracy``, ``local_top5``, ``global_accuracy`` or ``server_accuracy``.
+            One of :data:`flwr_kd.results.measures.ACCURACIES`.
 
         Raises
         ------
@@ -272,8 +145,8 @@ class RunResult:
         >>> RunResult("fedavg", 0, tuple(rounds)).rounds_to(0.2)
         2
         """
-        if metric not in _ACCURACIES:
-            raise ResultError(f"metric must be one of {', '.join(_ACCURACIES)}, got {metric!r}")
+        if metric not in ACCURACIES:
+            raise ResultError(f"metric must be one of {', '.join(ACCURACIES)}, got {metric!r}")
         for result in self.rounds:
             value = getattr(result, metric)
             if value is not None and value >= accuracy:
@@ -394,21 +267,17 @@ class Comparison:
             "command": self.command,
             "config": self.config,
             "versions": self.versions,
-            "summary": self.summary(),
+            "summary": [
+                {name: value for name, value in row.items() if name not in _LATER_METRICS or value["n"]}
+                for row in self.summary()
+            ],
             "runs": [
                 {
                     "method": run.method,
                     **({"label": run.label} if run.label else {}),
                     "seed": run.seed,
                     "hyperparameters": run.hyperparameters,
-                    "rounds": [
-                        {
-                            name: getattr(result, name)
-                            for name in _ROUND_KEYS
-                            if name not in _OF_LAST_ROUND or getattr(result, name) not in (None, ())
-                        }
-                        for result in run.rounds
-                    ],
+                    "rounds": [result.to_json() for result in run.rounds],
                     "histogram": run.histogram,
                 }
                 for run in self.runs
@@ -449,23 +318,11 @@ class Comparison:
             rounds = []
             for position, values in enumerate(check_list(f"{where}.rounds", entry["rounds"])):
                 place = f"{where}.rounds[{position}]"
-                check_keys(place, values, _NEEDED_KEYS, _ROUND_KEYS)
+                check_keys(place, values, NEEDED_KEYS, ROUND_KEYS)
                 rounds.append(_build(place, RoundResult, values))
             runs.append(_build(where, RunResult, {**entry, "rounds": tuple(rounds)}))
         shared = {name: document[name] for name in ("config", "versions", "command")}
         return cls(**shared, runs=tuple(runs))
-
-
-_ROUND_KEYS = tuple(each.name for each in fields(RoundResult))
-# Fields that results have had from the first version on; the others get their defaults if they are missing.
-_NEEDED_KEYS = tuple(
-    each.name for each in fields(RoundResult) if each.default is MISSING and each.default_factory is MISSING
-)
-
-
-def _mean(values: Iterable[float | None]) -> float | None:
-    present = [value for value in values if value is not None]
-    return statistics.fmean(present) if present else None
 
 
 def _spread(values: Iterable[float | None]) -> dict[str, float | int | None]:
@@ -475,18 +332,6 @@ def _spread(values: Iterable[float | None]) -> dict[str, float | int | None]:
         "std": statistics.stdev(present) if len(present) > 1 else None,
         "n": len(present),
     }
-
-
-def _measured(name: str, value: object) -> float | None:
-    """Return a finite float, or None for None, NaN and the infinities."""
-    if value is None or (isinstance(value, float | np.floating) and not np.isfinite(value)):
-        return None
-    return number(name, value, error=ResultError)
-
-
-def _accuracy(name: str, value: object) -> float | None:
-    accuracy = _measured(name, value)
-    return None if accuracy is None else share(name, accuracy, error=ResultError)
 
 
 def _build(where: str, kind: type[_T], values: dict[str, Any]) -> _T:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from flwr_kd.results.columns import COLUMNS, check_columns
+from flwr_kd.results.measures import ACCURACIES
 from flwr_kd.results.schema import Comparison, RunResult
 from flwr_kd.results.statistics import Difference, differences
 
@@ -15,16 +16,29 @@ if TYPE_CHECKING:
 
 __all__ = ["coverage", "difference_table", "fitting", "table"]
 
-_MEGABYTE = 10**6
+_USUAL = ("local_accuracy", "global_accuracy", "server_accuracy", "bytes_up", "bytes_down", "seconds")
 
 
-def table(comparison: Comparison) -> Table:
+def table(comparison: Comparison, columns: Sequence[str] = ()) -> Table:
     """Return the comparison as a table to print: one row per method, the last round.
 
     Accuracies are mean ± standard deviation over seeds, in percent; ``–`` if none was measured. If only some seeds
-    have a value, their number is added. A server's own model has a column if there is one. Bytes are
-    the mean per round over all clients together, in MB (10^6 bytes); seconds the mean over seeds of the median
-    round. It fits into 80 columns, with both a global and a server's model into 97.
+    have a value, their number is added. Bytes are the mean per round over all clients together, in MB (10^6 bytes);
+    seconds the mean over seeds of the median round.
+
+    Parameters
+    ----------
+    comparison : Comparison
+        What to show.
+    columns : sequence of str
+        Names in :data:`flwr_kd.results.columns.COLUMNS`, or ``all`` for those that have a value. If empty: local
+        and global accuracy, bytes and seconds, which fit into 80 columns; a server's own model has a column if
+        there is one, with which the table fits into 97.
+
+    Raises
+    ------
+    ResultError
+        If there is no such column.
     """
     from rich import box
     from rich.table import Table
@@ -39,43 +53,57 @@ def table(comparison: Comparison) -> Table:
     shown = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
     shown.add_column("method", overflow="fold")
     rows = comparison.summary()
-    accuracies = {"local_accuracy": "local\naccuracy %", "global_accuracy": "global\naccuracy %"}
-    if any(row["server_accuracy"]["n"] for row in rows):
-        # The table becomes wider, unless no method has a global model.
-        if not any(row["global_accuracy"]["n"] for row in rows):
-            del accuracies["global_accuracy"]
-        accuracies["server_accuracy"] = "server\naccuracy %"
-    for header in (*accuracies.values(), "MB up\n/round", "MB down\n/round", "s\n/round"):
-        shown.add_column(header, justify="right", no_wrap=True)
+    chosen = [COLUMNS[name] for name in _chosen(rows, check_columns(columns))]
+    for column in chosen:
+        shown.add_column(column.header, justify="right", no_wrap=True)
     for row in rows:
         of = len(row["seeds"])
-        shown.add_row(
-            Text(row["method"]),
-            *(_percent(row[name], of) for name in accuracies),
-            _significant(row["bytes_up"]["mean"], _MEGABYTE),
-            _significant(row["bytes_down"]["mean"], _MEGABYTE),
-            _significant(row["seconds"]["mean"]),
-        )
+        shown.add_row(Text(row["method"]), *(column.cell(row[column.name], of) for column in chosen))
     notes = [*coverage(comparison), *_without_test_set(comparison.config)]
     shown.caption, shown.caption_justify = "\n".join(notes) or None, "left"
     return shown
 
 
-def difference_table(comparison: Comparison) -> Table | None:
+def _chosen(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[str]:
+    measured = [name for name in COLUMNS if any(row[name]["n"] for row in rows)]
+    if names:
+        # In place of "all", those that have a value and are not named.
+        return [
+            column
+            for name in names
+            for column in ([name] if name != "all" else [m for m in measured if m not in names])
+        ]
+    left_out = set()
+    if "server_accuracy" not in measured:
+        left_out = {"server_accuracy"}
+    elif "global_accuracy" not in measured:
+        # The table becomes wider, unless no method has a global model.
+        left_out = {"global_accuracy"}
+    return [name for name in _USUAL if name not in left_out]
+
+
+def difference_table(comparison: Comparison, columns: Sequence[str] = ()) -> Table | None:
     """Return each method's difference to the first method, paired by seed: mean and 95 % interval, in points.
 
     None with one method, or where no method shares two seeds with the first. Where only some of a method's seeds
     have a value on both sides, their number is added. It fits into 80 columns, with a server's own model into 100.
+
+    Parameters
+    ----------
+    comparison : Comparison
+        What to show.
+    columns : sequence of str
+        As :func:`table` takes them: the accuracies among them are shown.
     """
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
-    columns = {
-        header: differences(comparison, f"{header}_accuracy") for header in ("local", "global", "server")
-    }
-    columns = {header: column for header, column in columns.items() if any(column.values())}
-    found = [each for column in columns.values() for each in column.values() if each is not None]
+    names = check_columns(columns) or ["local_accuracy", "global_accuracy", "server_accuracy"]
+    accuracies = [ACCURACIES[name] for name in _chosen(comparison.summary(), names) if name in ACCURACIES]
+    shares = {each.title: differences(comparison, each.name) for each in accuracies}
+    shares = {title: column for title, column in shares.items() if any(column.values())}
+    found = [each for column in shares.values() for each in column.values() if each is not None]
     if all(each.interval is None for each in found):
         return None
     groups = comparison.by_method()
@@ -83,22 +111,22 @@ def difference_table(comparison: Comparison) -> Table | None:
     title = f"difference to {reference} in points"
     shown = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
     shown.add_column("method", overflow="fold")
-    for header in columns:
-        shown.add_column(f"{header} accuracy\nmean [95 % interval]", justify="right", no_wrap=True)
+    for header in shares:
+        shown.add_column(f"{header}\nmean [95 % interval]", justify="right", no_wrap=True)
     for method, runs in groups.items():
         if method != reference:
-            cells = (_points(column[method], len(runs)) for column in columns.values())
+            cells = (_points(column[method], len(runs)) for column in shares.values())
             shown.add_row(Text(method), *cells)
     return shown
 
 
-def fitting(comparison: Comparison, width: int) -> list[Table]:
+def fitting(comparison: Comparison, width: int, columns: Sequence[str] = ()) -> list[Table]:
     """Return the tables of a comparison, none wider than the width.
 
     First that of :func:`table`, or several with some of its columns each, then likewise that of
-    :func:`difference_table`. A single column may still be wider.
+    :func:`difference_table`. A single column may still be wider. ``columns`` are as :func:`table` takes them.
     """
-    whole = [table(comparison), difference_table(comparison)]
+    whole = [table(comparison, columns), difference_table(comparison, columns)]
     return [part for each in whole if each is not None for part in _parts(each, width)]
 
 
@@ -177,7 +205,9 @@ def _clients_of(runs: Sequence[RunResult], clients: object) -> str:
     stored, received = ([len(getattr(stats, name)) for stats in last] for name in ("stored", "received"))
     if not any(stored + received):
         return f"the {took_part} of {total} clients that took part in the last round"
-    measured = [len(stats.clients) for stats in last]
+    measured = [
+        sum(values["local_accuracy"] is not None for values in stats.clients.values()) for stats in last
+    ]
     whole = "all" if set(measured) == {total} else f"{_range(measured)} of"
     kept = [f"{_range(stored)} with the personal model that they keep"] if any(stored) else []
     given = [f"{_range(received)} with the model that they would receive"] if any(received) else []
@@ -192,15 +222,6 @@ def _range(counts: Sequence[int]) -> str:
     return str(low) if low == high else f"{low} to {high}"
 
 
-def _percent(spread: Mapping[str, Any], of: int) -> str:
-    if spread["mean"] is None:
-        return "–"
-    text = f"{100 * spread['mean']:.2f}"
-    if spread["std"] is not None:
-        text += f" ± {100 * spread['std']:.2f}"
-    return text if spread["n"] == of else f"{text}\n{spread['n']} of {of} seeds"
-
-
 def _points(difference: Difference | None, of: int) -> str:
     if difference is None:
         return "–"
@@ -209,13 +230,3 @@ def _points(difference: Difference | None, of: int) -> str:
         low, high = difference.interval
         text += f" [{100 * low:+.2f}, {100 * high:+.2f}]"
     return text if len(difference.seeds) == of else f"{text}\n{len(difference.seeds)} of {of} seeds"
-
-
-def _significant(value: float | None, unit: int = 1) -> str:
-    """Write three significant digits without an exponent, down to a millionth."""
-    if value is None:
-        return "–"
-    value /= unit
-    if value == 0:
-        return "0"
-    return f"{value:.{min(6, max(0, 2 - math.floor(math.log10(value))))}f}"

@@ -14,6 +14,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from flwr_kd.config import meant
+from flwr_kd.measured_rounds import MeasuredRounds
 from flwr_kd.server.measurements import summarise
 from flwr_kd.server.records import Node, RoundStats
 from flwr_kd.server.replies import TooFewReplies
@@ -45,6 +46,7 @@ class FlowerLoop(Strategy):
     phases: ClassVar[tuple[str, ...]]
     reply_metrics: ClassVar[frozenset[str]]
     sends_weights: ClassVar[bool]
+    measured_rounds: MeasuredRounds
     uses_initial_arrays: ClassVar[bool]
     config: Any
     fraction_evaluate: float
@@ -92,7 +94,8 @@ class FlowerLoop(Strategy):
             run = self.prepare(arrays)
             self.begin(run.roster.wait(grid, self.min_available_nodes))
         run.end_if_void()
-        self.stats = RoundStats(server_round)
+        # Flower's loop does not name the last round.
+        self.stats = RoundStats(server_round, measured=self.measured_rounds.has(server_round, 0))
         run.present = run.roster.of_round(grid, self.min_train_nodes)
         run.sent = run.phase_messages(self.phases[0], server_round, [], arrays, dict(config))
         run.sent_arrays = arrays

@@ -1,4 +1,4 @@
-"""The measurement after the last round of the clients that did not take part in it, so that all are measured."""
+"""Measurements at the end of a round, which need messages of their own."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from flwr.app import ArrayRecord
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
-from flwr_kd.server.measurements import BEFORE, SHARES, mean_of_clients
-from flwr_kd.server.records import Node, Reply, RoundStats
+from flwr_kd.server.measurements import BEFORE, GLOBAL_ON_CLIENTS, SHARES, mean_of_clients
+from flwr_kd.server.records import Node, Outgoing, Reply, RoundStats
 from flwr_kd.server.replies import check_shares, read_evaluations
 from flwr_kd.transport import flower_records
 from flwr_kd.transport.delivery import Delivered, receive
@@ -19,7 +19,7 @@ from flwr_kd.transport.delivery import Delivered, receive
 if TYPE_CHECKING:
     from flwr_kd.server.run import Run
 
-__all__ = ["measure_others", "take_measurements"]
+__all__ = ["measure_global", "measure_others", "take_measurements"]
 
 
 def measure_others(
@@ -29,9 +29,9 @@ def measure_others(
 
     A client measures its personal model of this run, else the model that it would receive. If all connected clients
     took part, nothing is sent. Where clients adapt the last global model (``personalize-epochs``), all of them are
-    asked, and measure it before and after. Clients without test data are not asked, nor those that have just not
-    replied in time. The messages are no part of the method: their bytes are not counted. A client that fails costs
-    nothing.
+    asked, and measure it before and after. Clients without any test data are not asked, nor those that have just
+    not replied in time. The messages are no part of the method: their bytes are not counted. A client that fails
+    costs nothing.
 
     Parameters
     ----------
@@ -48,7 +48,13 @@ def measure_others(
     """
     strategy = run.strategy
     took_part = {reply.node.node_id for reply in replies} - run.failed
-    reachable = [node for node in run.present if node.num_test_examples and node.node_id not in run.silent]
+    common = strategy.stats.measured
+    reachable = [
+        node
+        for node in run.present
+        if (node.num_test_examples or (common and node.num_common_examples))
+        and node.node_id not in run.silent
+    ]
     others = [
         node for node in reachable if node.node_id not in took_part and node.key not in strategy.stats.clients
     ]
@@ -78,6 +84,39 @@ def measure_others(
     )
 
 
+def measure_global(run: Run, grid: Grid, arrays: ArrayRecord, extra: Mapping[str, Any]) -> None:
+    """Measure the aggregated model on the test data of all connected clients, in the rounds that ``measure`` names.
+
+    Without a global model nothing is sent. Clients without test data are not asked, nor those that have just not
+    replied in time. The bytes are not counted, and a client that fails costs nothing.
+
+    Parameters
+    ----------
+    run, grid, arrays, extra
+        See :func:`measure_others`; after any round.
+    """
+    strategy, stats = run.strategy, run.strategy.stats
+    nodes = [node for node in run.present if node.num_test_examples and node.node_id not in run.silent]
+    if not (stats.measured and strategy.sends_weights and nodes):
+        return
+    messages = run.messages.evaluate(
+        stats.server_round,
+        [Outgoing(node, arrays) for node in nodes],
+        RoundStats(stats.server_round),
+        names_of=lambda node: strategy.template.names,
+        extra=extra,
+    )
+    delivered = (
+        (run.roster.nodes[message.metadata.dst_node_id], arrived)
+        for message, arrived in receive(grid, messages, run.timeout)
+    )
+    for node, reply in read_evaluations(delivered, check=check_shares):
+        stats.clients.setdefault(node.key, {}).update(
+            {ours: reply.metrics[name] for name, ours in GLOBAL_ON_CLIENTS.items() if name in reply.metrics}
+        )
+    mean_of_clients(stats)
+
+
 def take_measurements(
     delivered: Iterable[tuple[Node, Delivered]], stats: RoundStats, *, took_part: Collection[int] = ()
 ) -> None:
@@ -87,7 +126,7 @@ def take_measurements(
     """
     for node, reply in read_evaluations(delivered, check=check_shares):
         reported = {name: reply.metrics[name] for name in (*SHARES, BEFORE) if name in reply.metrics}
-        if "local-accuracy" not in reported:
+        if not reported.keys() & {"local-accuracy", "common-accuracy"}:
             log(WARNING, "the evaluation of %s is dropped: it has no local-accuracy", node)
             continue
         stats.clients[node.key] = reported

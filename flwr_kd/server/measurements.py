@@ -11,10 +11,22 @@ from flwr.app import MetricRecord
 from flwr_kd.server.aggregation import shares
 from flwr_kd.server.records import Reply, RoundStats
 
-__all__ = ["BEFORE", "SHARES", "average", "mean_evaluation", "mean_of_clients", "summarise"]
+__all__ = [
+    "BEFORE",
+    "COMMON",
+    "GLOBAL_ON_CLIENTS",
+    "SHARES",
+    "average",
+    "mean_evaluation",
+    "mean_of_clients",
+    "summarise",
+]
 
-SHARES = ("local-accuracy", "local-top5")
-"""Metrics that every client may report, in [0, 1]."""
+COMMON = ("common-accuracy", "common-top5")
+SHARES = ("local-accuracy", "local-top5", *COMMON)
+"""Metrics of its own model that every client may report, in [0, 1]."""
+GLOBAL_ON_CLIENTS = {"accuracy": "global-on-clients", "top5": "global-on-clients-top5"}
+"""By the metric of an evaluation, the name that it has where the model is the aggregated one."""
 BEFORE = "local-accuracy-before"
 """The accuracy of a model that the client then adapted."""
 
@@ -43,7 +55,8 @@ def summarise(
     replies : sequence of Reply
         All used replies of the round, phase after phase.
     stats : RoundStats
-        Gets ``clients``, ``local_accuracy``, ``local_top5`` and ``train_loss``.
+        Gets ``clients``, the means of the accuracies in :data:`SHARES`, and ``train_loss``. The common accuracy
+        counts where the round is ``measured``.
     own_metrics : collection of str
         Further metrics of the method, which are averaged over all replies that have them.
 
@@ -53,7 +66,11 @@ def summarise(
         The same means for Flower's ``Result``; None where no client reported anything.
     """
     for reply in replies:
-        reported = {name: reply.metrics[name] for name in SHARES if name in reply.metrics}
+        reported = {
+            name: reply.metrics[name]
+            for name in SHARES
+            if name in reply.metrics and (stats.measured or name not in COMMON)
+        }
         if reported:
             stats.clients[reply.node.key] = stats.clients.get(reply.node.key, {}) | reported
     metrics: dict[str, int | float | list[int] | list[float]] = {**mean_of_clients(stats)}
@@ -76,11 +93,11 @@ def summarise(
 def mean_of_clients(stats: RoundStats) -> dict[str, float]:
     """Write the means over a round's ``clients`` into its statistics, and return them by their names."""
     means = {}
-    for name in SHARES:
+    for name in (*SHARES, *GLOBAL_ON_CLIENTS.values()):
         values = [client[name] for client in stats.clients.values() if name in client]
         if values:
             means[name] = float(np.mean(values))
-    stats.local_accuracy, stats.local_top5 = means.get(SHARES[0]), means.get(SHARES[1])
+        setattr(stats, name.replace("-", "_"), means.get(name))
     before = [client[BEFORE] for client in stats.clients.values() if BEFORE in client]
     stats.accuracy_before = float(np.mean(before)) if before else None
     return means

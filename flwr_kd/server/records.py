@@ -73,8 +73,8 @@ class Node:
         Shape of one sample's features.
     template : ArrayTemplate
         Names and shapes of the client's model.
-    num_test_examples : int
-        Samples of the client's test data.
+    num_test_examples, num_common_examples : int
+        Samples of the client's own test data, and of the common test set at the client; 0 without.
     num_public : int
         Samples of the client's public data.
     num_partitions : int
@@ -92,6 +92,7 @@ class Node:
     feature_shape: tuple[int, ...] = ()
     template: ArrayTemplate = field(default_factory=ArrayTemplate)
     num_test_examples: int = 0
+    num_common_examples: int = 0
     num_public: int = 0
     num_partitions: int = 0
     sector: str = ""
@@ -154,6 +155,7 @@ class Node:
             feature_shape=_shape(properties.get("feature-shape")),
             template=ArrayTemplate.from_json(properties.get("arrays")),
             num_test_examples=whole("num-test-examples") if "num-test-examples" in properties else 0,
+            num_common_examples=whole("num-common-examples") if "num-common-examples" in properties else 0,
             num_partitions=whole("num-partitions") if "num-partitions" in properties else 0,
             num_public=whole("num-public-examples") if "num-public-examples" in properties else 0,
             sector=_sector(properties.get("sector", "")),
@@ -216,7 +218,14 @@ class RoundStats:
     server_round: int
     local_accuracy: float | None = None
     local_top5: float | None = None
+    common_accuracy: float | None = None
+    """Mean over clients of their own models' accuracy on the common test set."""
+    common_top5: float | None = None
     global_accuracy: float | None = None
+    global_top5: float | None = None
+    global_on_clients: float | None = None
+    """Mean over clients of the aggregated model's accuracy on their own test data."""
+    global_on_clients_top5: float | None = None
     server_accuracy: float | None = None
     """Accuracy of a server's model that is not the clients' model, such as FedGKT's predictor."""
     train_loss: float | None = None
@@ -232,7 +241,7 @@ class RoundStats:
     bytes_by_partition: dict[int, tuple[int, int]] = field(default_factory=dict)
     """(down, up) per partition id, or per node id where a node has no partition id."""
     clients: dict[int, dict[str, float]] = field(default_factory=dict)
-    """``local-accuracy`` and ``local-top5`` of each client that reported them, by the same key. After the last
+    """``local-accuracy``, ``local-top5`` and what else was measured of each client, by the same key. After the last
     round also of those that did not take part in it: these are in ``stored`` or ``received`` as well. Where clients
     adapted the last global model, also ``local-accuracy-before``."""
     stored: list[int] = field(default_factory=list)
@@ -241,6 +250,9 @@ class RoundStats:
     """Mean over clients of the global model's accuracy on their own test data, before they adapted it."""
     received: list[int] = field(default_factory=list)
     """Clients that were measured after the last round with the model that they would receive."""
+    measured: bool = False
+    """Whether clients' models are also measured on the common test set, and the aggregated model on the clients'
+    test data: see the strategy's ``measure``."""
 
     def count(self, node: Node, *, down: int = 0, up: int = 0) -> None:
         """Add bytes to the round's and the node's totals."""

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Generic, Protocol
 from flwr.app import Message
 from flwr.common.logger import log
 
-from flwr_kd.server.measurements import BEFORE, SHARES
+from flwr_kd.server.measurements import BEFORE, GLOBAL_ON_CLIENTS, SHARES
 from flwr_kd.server.records import NDArray, Node, Reply, RoundStats
 from flwr_kd.text import first_line, plain
 from flwr_kd.transport import flower_records
@@ -247,7 +247,7 @@ class ReplyChecker:
 
 def check_shares(metrics: Mapping[str, float]) -> None:
     """Raise :class:`PayloadError` if an accuracy is not in [0, 1]."""
-    for name in (*SHARES, BEFORE):
+    for name in (*SHARES, BEFORE, *GLOBAL_ON_CLIENTS):
         if not 0 <= metrics.get(name, 0.0) <= 1:
             raise PayloadError(f"metric {name!r} must be in [0, 1], got {metrics[name]}")
 

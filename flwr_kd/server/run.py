@@ -15,7 +15,7 @@ from flwr.serverapp import Grid
 from flwr_kd.checks import ConfigError
 from flwr_kd.learning.allocator import keep_freed_memory
 from flwr_kd.server.checkpoint import CHECKPOINT, Checkpoint, CheckpointWriter, partitions_of
-from flwr_kd.server.last_round import measure_others
+from flwr_kd.server.last_round import measure_global, measure_others
 from flwr_kd.server.measurements import mean_evaluation, summarise
 from flwr_kd.server.messages import Messages, PersonalRounds, StepCount
 from flwr_kd.server.nodes import Roster, draw
@@ -150,7 +150,8 @@ class Run:
         """Run one round, and add it to the result."""
         strategy, begun = self.strategy, time.monotonic()
         log(INFO, "[ROUND %d/%d]", server_round, strategy.num_rounds)
-        strategy.stats = stats = RoundStats(server_round)
+        measured = strategy.measured_rounds.has(server_round, strategy.num_rounds)
+        strategy.stats = stats = RoundStats(server_round, measured=measured)
         arrays, replies = self.phases(grid, server_round, result.arrays, train_config)
         metrics = summarise(replies, stats, strategy.reply_metrics)
         if metrics is not None:
@@ -169,6 +170,7 @@ class Run:
         stats.seconds = time.monotonic() - begun
         if server_round == strategy.num_rounds:
             measure_others(self, grid, arrays, replies, evaluate_config)
+        measure_global(self, grid, arrays, evaluate_config)
         self._evaluate_at_server(evaluate_fn, server_round, arrays, result)
         result.rounds.append(stats)
         if strategy.on_round is not None:
@@ -276,6 +278,8 @@ class Run:
             flower_records.MAX_BYTES: strategy.max_payload_bytes,
             flower_records.RUN: self.key,
         }
+        if strategy.stats.measured:
+            scalars[flower_records.MEASURE_COMMON] = True
         return Messages(scalars, self.timeout, strategy.max_payload_bytes)
 
     def train_messages(
@@ -378,9 +382,10 @@ class Run:
         if metrics is None:
             return
         result.evaluate_metrics_serverapp[server_round] = metrics
-        accuracy = metrics.get("accuracy")
+        accuracy, top5 = metrics.get("accuracy"), metrics.get("top5")
         if self.strategy.stats.server_round == server_round and isinstance(accuracy, int | float):
             self.strategy.stats.global_accuracy = float(accuracy)
+            self.strategy.stats.global_top5 = float(top5) if isinstance(top5, int | float) else None
 
     def _refusal(self, node: Node) -> str | None:
         try:

@@ -20,6 +20,7 @@ from flwr.serverapp import Grid
 from flwr_kd.checks import ConfigError, number, share, whole_number
 from flwr_kd.config import ConfigT, MethodConfig
 from flwr_kd.learning.cores import available_cores
+from flwr_kd.measured_rounds import MeasuredRounds
 from flwr_kd.server.aggregation import Average, Mean, Rule, average_by, new_mean
 from flwr_kd.server.flower_loop import FlowerLoop
 from flwr_kd.server.flower_options import check_options, take_renamed
@@ -54,6 +55,10 @@ class KDStrategy(FlowerLoop, Generic[ConfigT, PayloadT]):
         default, leaves out the evaluation phase, which costs as much time as training on a real SuperLink.
     min_evaluate_nodes : int
         Minimum number of clients that evaluate, as far as there are that many; none if ``fraction_evaluate`` is 0.
+    measure : str
+        After which rounds clients that have a ``common_test_set`` also measure their models on it, and all measure
+        the global model on their own test data: ``never``, ``last``, or ``every:N`` (every Nth round and the last).
+        The global model costs a message to each client, which counts in no bytes.
     seed : int
         Seed of every random choice on both sides.
     max_payload_bytes : int
@@ -140,6 +145,7 @@ class KDStrategy(FlowerLoop, Generic[ConfigT, PayloadT]):
         min_available_nodes: int = 2,
         fraction_evaluate: float = 0.0,
         min_evaluate_nodes: int = 1,
+        measure: str = "never",
         seed: int = 0,
         max_payload_bytes: int = MAX_PAYLOAD_BYTES,
         max_void_rounds: int = 3,
@@ -192,6 +198,7 @@ class KDStrategy(FlowerLoop, Generic[ConfigT, PayloadT]):
             log(WARNING, "min_evaluate_nodes=%d has no effect without fraction_evaluate", min_evaluate_nodes)
         self.min_train_nodes, self.min_available_nodes = min_train_nodes, min_available_nodes
         self.min_evaluate_nodes = min_evaluate_nodes
+        self.measured_rounds = MeasuredRounds.parse(measure)
         self.seed, self.max_payload_bytes = seed, max_payload_bytes
         self.max_void_rounds, self.given_max_examples = max_void_rounds, max_examples
         self.checkpoint_dir = None if checkpoint_dir is None else Path(checkpoint_dir)
@@ -429,7 +436,7 @@ class KDStrategy(FlowerLoop, Generic[ConfigT, PayloadT]):
             Further scalars for the clients. Not changed.
         evaluate_fn : callable, optional
             Called with the round (0: before the first) and the global arrays. A metric named ``accuracy`` becomes
-            the round's global accuracy. Never called where there is no global model.
+            the round's global accuracy, ``top5`` its top-5 accuracy. Never called where there is no global model.
 
         Returns
         -------

@@ -102,8 +102,9 @@ class Federation:
         What malicious clients do; see :mod:`flwr_kd.experiments.attacks`.
     attackers : collection of int
         Which clients are malicious.
-    samples, public : int
-        Number of training samples of the first client, and of public samples.
+    samples, public, common : int
+        Number of training samples of the first client, of public samples, and of samples of the common test set; no
+        such set if 0.
     counting : CountingDevice, optional
         Clients and server compute on this device, and their data is there; on the CPU if None.
 
@@ -132,12 +133,13 @@ class Federation:
         attackers: Collection[int] = (),
         samples: int = 24,
         public: int = 32,
+        common: int = 0,
         counting: CountingDevice | None = None,
     ) -> None:
         self.method, self.clients = registry.get(name), clients
         self.attack, self.attackers = None if attack is None else parse_attack(attack), attackers
         self.models = ["mlp"] * clients
-        self.samples, self.public, self.counting = samples, public, counting
+        self.samples, self.public, self.common, self.counting = samples, public, common, counting
         self.device = torch.device("cpu") if counting is None else DEVICE
         self.pool: ModelPool | None = _POOL
         self.aggregation = "mean"
@@ -158,6 +160,7 @@ class Federation:
             train.to(self.device),
             blobs(8, 100 + index).to(self.device),
             context=context,
+            common_test_set=blobs(self.common, 300).to(self.device) if self.common else None,
             device=self.device,
             **self.method.client_options,
             **public,

@@ -129,6 +129,7 @@ def _all_checks() -> Iterator[Check]:
     yield Check("method-is-described", run_checks.method_is_described)
     yield Check("two-rounds-reach-everyone", run_checks.two_rounds_reach_everyone)
     yield Check("learning-goes-on", run_checks.learning_goes_on)
+    yield Check("measuring-changes-nothing", run_checks.measuring_changes_nothing)
     for kind in LOST:
         run: RunCheck = partial(run_checks.faulty_client_costs_its_own_contribution, kind=kind)
         yield Check(f"a-client-fails-{kind}", run)

@@ -102,6 +102,7 @@ def _another_metric(content: RecordDict, rng: random.Random, foreign: Sequence[R
         "train-loss",
         "local-accuracy",
         "local-top5",
+        "common-accuracy",
         "state-lost",
         "distill-loss",
         "finetune-loss",

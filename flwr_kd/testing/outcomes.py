@@ -143,7 +143,11 @@ def check_valid(
     for name, value in reply.metrics.items():
         if type(value) is not float or not np.isfinite(value):
             problems.append(f"metric {name[:80]!r}: {value!r}")
-        if name in ("local-accuracy", "local-top5") and not 0 <= value <= 1:
+        if (
+            name.endswith(("-accuracy", "-top5"))
+            and name.startswith(("local-", "common-"))
+            and not 0 <= value <= 1
+        ):
             problems.append(f"metric {name}: {value!r}")
     expected = strategy.reply_payloads.get(phase)
     if type(reply.payload) is not (expected or type(None)):

@@ -12,7 +12,7 @@ import numpy as np
 from flwr.app import ArrayRecord
 
 from flwr_kd.learning.device import one_thread
-from flwr_kd.server.records import HandshakeError, KDResult, VoidRoundsError
+from flwr_kd.server.records import HandshakeError, KDResult, RoundStats, VoidRoundsError
 from flwr_kd.server.strategy import KDStrategy
 from flwr_kd.testing import inside
 from flwr_kd.testing.faults import Fault
@@ -29,6 +29,7 @@ __all__ = [
     "faulty_client_costs_its_own_contribution",
     "garbage_is_dropped_or_harmless",
     "learning_goes_on",
+    "measuring_changes_nothing",
     "method_is_described",
     "models_may_differ",
     "node_ids_do_not_matter",
@@ -109,6 +110,27 @@ def learning_goes_on(case: Case) -> None:
         f"local accuracy {first:.3f} in round 1, {last:.3f} in round 6",
         "more than in round 1, and more than 0.75",
     )
+
+
+def measuring_changes_nothing(case: Case) -> None:
+    """Check that common accuracy and global on clients are measured when asked for, and change no other number."""
+    rounds, federation = 3, case.federation()
+    _, without = federation.run(rounds=rounds)
+    federation.common = 20
+    _, result = federation.run(rounds=rounds, measure="every:2")
+    equal("the other numbers", numbers(result), numbers(without))
+    for one, other in zip(result.rounds, without.rounds, strict=True):
+        where, due = f"round {one.server_round}", one.server_round > 1
+        expected = [key for key in one.clients if due]
+        equal(f"clients with a common accuracy in {where}", _having("common-accuracy", one), expected)
+        expected = [key for key in one.clients if due and case.method.strategy.sends_weights]
+        equal(f"clients with global-on-clients in {where}", _having("global-on-clients", one), expected)
+        equal(f"means in {where}", one.common_accuracy is not None, due)
+        equal(f"what was measured without being asked for in {where}", _having("common-accuracy", other), [])
+
+
+def _having(name: str, stats: RoundStats) -> list[int]:
+    return [key for key, values in stats.clients.items() if name in values]
 
 
 def faulty_client_costs_its_own_contribution(case: Case, kind: str) -> None:

@@ -25,7 +25,7 @@ class FedAMPClient(KDClient[FedAMPConfig]):
         """Load what the server sends; without anything, the model stays as it was built."""
         if task.arrays:
             super().load(task)
-        self._has_own = bool(task.extra.get(HAS_MODEL))
+        self.has_own = bool(task.extra.get(HAS_MODEL))
 
     def objective(self, task: Task[FedAMPConfig]) -> Objective:
         """Return cross-entropy plus the proximal term; its constant is a copy of the mixture."""

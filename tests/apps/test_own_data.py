@@ -25,6 +25,7 @@ from flwr_kd.experiments.data import bundle_of, client_splits
 from flwr_kd.experiments.experiment import Experiment
 from flwr_kd.experiments.run_config import (
     client_data,
+    common_test_data,
     experiment,
     phase_timeout,
     public_options,
@@ -287,6 +288,21 @@ def test_a_client_has_what_its_node_names(scans: list[str]) -> None:
     assert torch.equal(own.train_set.y, again.train_set.y)
     assert len(own.test_set) == round(len(samples(1)) / 5)
     assert own.model(own.train_set.x[:2]).shape == (2, 4)
+
+
+def test_a_client_has_common_test_data_where_its_node_names_some(scans: list[str]) -> None:
+    mine = common_test_data(node(IMAGES, data_path=scans[1], common_test_path=scans[0]))
+    assert mine is not None
+    assert len(mine) == len(samples(0))
+    assert common_test_data(node(IMAGES, data_path=scans[1])) is None
+    assert common_test_data(node({**IMAGES, "measure": "never"}, common_test_path=scans[0])) is None
+    shared = common_test_data(node({}, partition_id=0, num_partitions=2))
+    assert shared is not None
+    assert len(shared) == 359
+    with pytest.raises(ConfigError, match="common-test-path in the node config must be an absolute path"):
+        common_test_data(node(IMAGES, common_test_path="scans"))
+    with pytest.raises(ConfigError, match="common-test-path in the node config: "):
+        common_test_data(node(IMAGES, common_test_path=f"{scans[0]}-x"))
 
 
 def test_the_seed_of_the_run_chooses_the_test_part(scans: list[str]) -> None:

@@ -239,6 +239,7 @@ def test_an_interrupt_exits_with_130(command: Command, monkeypatch: pytest.Monke
         "partitions",
         "privacy",
         "reproduce",
+        "plot curves",
         "plot tsne",
         "plot landscape",
         "plot samples",

@@ -141,6 +141,16 @@ def a_result(folder: Path, states: dict[str, list[dict[str, np.ndarray[Any, Any]
     files.save(schema.Comparison({"dataset": "digits", "clients": 2}, {}, "", tuple(runs)), folder)
 
 
+def test_curves_are_drawn(command: Command, tmp_path: Path) -> None:
+    a_result(tmp_path / "o", {"fedproto": [None]})
+    code, out, err = command("plot", "curves", "o", "--accuracies", "local-accuracy", "--out", "c.png")
+    assert (code, err, out) == (0, "", f"curves: {tmp_path / 'c.png'}\n")
+    assert is_a_picture(tmp_path / "c.png")
+    code, _, err = command("plot", "curves", "o", "--accuracies", "common-accuracy")
+    assert code == 2
+    assert "common-accuracy was not measured" in err
+
+
 def test_coefficients_are_drawn(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = np.full((2, 2), 0.5), np.array([[0.8, 0.2], [0.3, 0.7]])
     clients = np.array([1, 4])

@@ -91,6 +91,11 @@ def test_every_method_runs_with_no_further_option(name: str) -> None:
         assert 0 < each.local_accuracy <= 1
         assert (each.global_accuracy is not None) == method.global_model
         assert each.bytes_up > 0
+        # By default the clients' models are measured on the common test set after the last round, and the global
+        # one on theirs.
+        assert (each.common_accuracy is not None) == (each.common_top5 is not None) == (each.round == 2)
+        assert (each.global_on_clients is not None) == (method.global_model and each.round == 2)
+        assert (each.global_top5 is not None) == method.global_model
     assert result.hyperparameters == method.config().to_wire()
     # Every training sample belongs to one client, and the histogram leaves out the test rows.
     assert len(result.histogram) == 3
@@ -443,3 +448,17 @@ def test_a_validation_part_takes_the_place_of_the_test_set() -> None:
     share = torch.bincount(cut.test.y) / len(cut.test)
     assert share.min() > 0.08
     assert torch.bincount(cut.train.y).max() == 10 * torch.bincount(cut.train.y).min()
+
+
+def test_measured_rounds_change_no_other_number() -> None:
+    method = registry.get("fedprox")
+    never, always = (
+        untimed(run(method, Experiment(**SMALL, measure=measure))) for measure in ("never", "every:1")
+    )
+    added = ("common_accuracy", "common_top5", "global_on_clients", "global_on_clients_top5")
+    for one, other in zip(never, always, strict=True):
+        assert all(one[name] is None and other[name] > 0 for name in added)
+        same = {name: value for name, value in one.items() if name not in (*added, "clients")}
+        assert same.items() <= other.items()
+        assert all(set(client) == {"local_accuracy", "local_top5"} for client in one["clients"].values())
+        assert other["common_accuracy"] == np.mean([c["common_accuracy"] for c in other["clients"].values()])

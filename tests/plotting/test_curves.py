@@ -48,6 +48,26 @@ def test_a_server_s_own_model_takes_the_place_of_a_global_one_that_nobody_has():
     assert mixed.axes[1].get_ylabel() == "global accuracy (%)"
 
 
+def test_the_accuracies_that_are_named_have_a_panel_each():
+    rounds = tuple(
+        RoundResult(number, 0.5, None, None, 1, 1, 1.0, 2, 0, common_accuracy=value, local_top5=0.9)
+        for number, value in enumerate([None, 0.25, 0.5, None], start=1)
+    )
+    comparison = a_comparison(RunResult("fedproto", 0, rounds), a_run("fedavg", 0, [0.1], [0.3]))
+    names = ["common-accuracy", "local_accuracy", "global-accuracy", "local-top5"]
+    drawn = figure(comparison, names).axes
+    titles = [axes.get_ylabel() for axes in drawn]
+    assert titles == ["common accuracy (%)", "local accuracy (%)", "global accuracy (%)", "local top-5 (%)"]
+    # The line connects the rounds in which it was measured.
+    np.testing.assert_allclose(drawn[0].lines[0].get_xydata(), [[2, 25], [3, 50]])
+    assert drawn[0].get_xlabel() == "round\nnot measured: fedavg"
+    assert drawn[2].get_xlabel() == "round\nno global model: fedproto"
+    with pytest.raises(ResultError, match="common-top5 was not measured in any run"):
+        figure(comparison, ["common-top5"])
+    with pytest.raises(ResultError, match=r"accuracy must be one of .*, got 'common'"):
+        figure(comparison, ["common"])
+
+
 def test_local_accuracy_is_that_of_the_clients_that_took_part_in_each_round():
     clients = {"0": {"local_accuracy": 0.8}, "1": {"local_accuracy": 0.2}}
     rounds = (

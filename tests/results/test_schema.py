@@ -107,7 +107,9 @@ def test_the_file_says_what_a_reader_needs():
         "server_accuracy": None,
         "clients": {},
     }
-    assert document["summary"] == comparison.summary()
+    measured = {"local_accuracy", "local_accuracy_last5"}
+    assert measured < document["summary"][0].keys() < comparison.summary()[0].keys()
+    assert all(comparison.summary()[0][name] == value for name, value in document["summary"][0].items())
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, np.float32("nan")])
@@ -279,6 +281,23 @@ def test_a_result_without_the_newer_fields_can_be_read():
     assert (run.rounds[0].local_top5, run.rounds[0].clients) == (None, {})
 
 
+def test_common_and_global_accuracies_of_clients_are_kept():
+    clients = {"0": {"local_accuracy": 0.5, "common_accuracy": 0.25, "global_on_clients": 0.75}, "1": {}}
+    last = a_round(2, clients=clients, common_accuracy=0.25, global_on_clients=0.75, received=("0",))
+    comparison = a_comparison(a_run(rounds=(a_round(1, common_accuracy=0.5), last)))
+    assert Comparison.from_json(comparison.to_json()) == comparison
+    assert comparison.summary()[0]["common_accuracy"]["mean"] == 0.25
+    document = json.loads(comparison.to_json())
+    assert document["summary"][0]["global_on_clients"] == {"mean": 0.75, "std": None, "n": 1}
+    assert "common_top5" not in document["summary"][0]
+    # A client that was measured after the last round is in no point of a curve; the global model is everybody's.
+    assert last.of_participants("common_accuracy") is None
+    assert last.of_participants("global_on_clients") == 0.75
+    assert a_run(rounds=(a_round(1, common_accuracy=0.5), last)).rounds_to(0.4, "common_accuracy") == 1
+    with pytest.raises(ResultError, match="common_accuracy must be in"):
+        a_round(common_accuracy=1.5)
+
+
 def test_clients_numbers_are_checked_and_kept():
     kept = a_round(clients={"0": {"local_accuracy": 0.5, "local_top5": float("nan")}, "1": {}})
     assert kept.clients == {
@@ -311,6 +330,11 @@ def test_the_fields_are_the_schema():
         "received",
         "accuracy_before",
         "distance_to_last",
+        "common_accuracy",
+        "common_top5",
+        "global_top5",
+        "global_on_clients",
+        "global_on_clients_top5",
     ]
     assert schema.SCHEMA_VERSION == 1
 

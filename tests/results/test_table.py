@@ -7,6 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
+from flwr_kd.results.errors import ResultError
 from flwr_kd.results.table import difference_table, fitting
 from tests.results.examples import a_comparison, a_round, a_run, rendered
 
@@ -23,6 +24,34 @@ def test_table():
     assert row.split() == ["fedavg", "50.00", "±", "14.14", "25.00", "±", "7.07", "1.00", "3.00", "12.3"]
     row = next(line for line in text.splitlines() if "ktpfl[x]" in line)
     assert row.split() == ["ktpfl[x]", "50.00", "±", "0.00", "–", "1.00", "3.00", "2.00"]
+
+
+def test_the_columns_that_are_named_are_shown():
+    rounds = (a_round(common_accuracy=0.25, global_on_clients=0.125),)
+    comparison = a_comparison(a_run(rounds=rounds))
+    (shown,) = fitting(comparison, 80, ["common-accuracy", "bytes_up", "common-top5"])
+    assert [str(column.header).split() for column in shown.columns] == [
+        ["method"], ["common", "accuracy", "%"], ["MB", "up", "/round"], ["common", "top-5", "%"],
+    ]  # fmt: skip
+    assert [next(iter(column.cells)) for column in shown.columns[1:]] == ["25.00", "1.00", "–"]
+    (shown,) = fitting(comparison, 200, ["global-on-clients", "all"])
+    cells = {str(column.header): next(iter(column.cells)) for column in shown.columns[1:]}
+    assert list(cells)[:2] == ["global on\nclients %", "local\naccuracy %"]
+    assert list(cells.values()) == ["12.50", "50.00", "25.00", "1.00", "3.00", "2.00"]
+    with pytest.raises(ResultError, match=r"column must be one of all, local-accuracy, .*, got 'local'"):
+        fitting(comparison, 80, ["local"])
+
+
+def test_differences_are_of_the_accuracies_among_the_columns():
+    runs = [
+        a_run(method, seed, rounds=(a_round(common_accuracy=(seed + offset) / 10),))
+        for method, offset in (("fedavg", 1), ("feddkc", 3))
+        for seed in (0, 1)
+    ]
+    shown = difference_table(a_comparison(*runs), ["common-accuracy", "seconds"])
+    assert shown is not None
+    assert [str(column.header).splitlines()[0] for column in shown.columns] == ["method", "common accuracy"]
+    assert [*shown.columns[1].cells] == ["+20.00 [+20.00, +20.00]"]
 
 
 def test_a_server_s_own_model_has_a_column_where_there_is_one():

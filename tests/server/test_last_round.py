@@ -168,3 +168,112 @@ def test_a_resumed_run_measures_what_a_whole_one_does(name: str, tmp_path: Path)
     # A complete run has nothing left to measure.
     grid, rounds = go(3, checkpoint_dir=tmp_path, resume=True)
     assert (asked(grid), rounds) == ([], [])
+
+
+# ---------------------------------------------------------------------- the rounds of the option measure
+
+
+def measured(name: str, *, common: int = 20, **options: Any) -> tuple[Any, KDResult]:
+    fed = Federation(name, common=common)
+    grid = Watched(fed.app(), fed.clients, faults=options.pop("faults", {}))
+    strategy = fed.strategy(**{"measure": "last", **options})
+    return grid, strategy.start(grid, fed.initial(), num_rounds=2, timeout=60.0)
+
+
+def test_the_global_model_is_measured_on_all_clients_test_data() -> None:
+    grid, result = measured("fedavg", fraction_train=0.5)
+    first, last = result.rounds
+    assert (first.global_on_clients, first.common_accuracy) == (None, None)
+    model = small_model()
+    model.load_state_dict(result.arrays.to_torch_state_dict())
+    own = {key: accuracy(model, blobs(8, 100 + key)) for key in range(4)}
+    assert {key: client["global-on-clients"] for key, client in last.clients.items()} == own
+    assert last.global_on_clients == np.mean([*own.values()])
+    # Two that were not drawn, then all four; neither counts as bytes of the method.
+    assert asked(grid) == sorted([*last.received, 0, 1, 2, 3])
+    assert (last.bytes_up, last.bytes_down) == (first.bytes_up, first.bytes_down)
+    # Who was not drawn would receive the global model.
+    for key in last.received:
+        assert last.clients[key]["common-accuracy"] == accuracy(model, blobs(20, 300))
+
+
+def test_the_common_accuracy_is_that_of_the_clients_own_models() -> None:
+    grid, result = measured("fedproto", fraction_train=0.5)
+    last = result.rounds[-1]
+    assert (last.global_on_clients, sorted(last.clients)) == (None, [0, 1, 2, 3])
+    for context in grid.contexts.values():
+        client = Federation("fedproto").client_fn(context).numpy_client
+        client.load_own()
+        expected = accuracy(client.model, blobs(20, 300))
+        assert last.clients[context.node_config["partition-id"]]["common-accuracy"] == expected
+    assert last.common_accuracy == np.mean([client["common-accuracy"] for client in last.clients.values()])
+
+
+def test_without_a_common_test_set_there_is_no_common_accuracy() -> None:
+    _, result = measured("fedavg", common=0)
+    assert result.rounds[-1].common_accuracy is None
+    assert result.rounds[-1].global_on_clients is not None
+
+
+def test_adapted_models_are_measured_on_the_common_test_set() -> None:
+    _, result = measured("fedavg-ft")
+    last = result.rounds[-1]
+    assert last.accuracy_before == last.global_on_clients
+    model = small_model()
+    model.load_state_dict(result.arrays.to_torch_state_dict())
+    assert last.common_accuracy is not None
+    assert last.common_accuracy != accuracy(model, blobs(20, 300))
+
+
+def test_a_common_accuracy_that_nobody_asked_for_is_left_out() -> None:
+    class Eager(FedAvgClient):
+        def _task(self, parameters: Any, config: Any) -> Any:
+            return super()._task(parameters, {**config, "measure-common": True})
+
+    def client_fn(context: Any) -> Any:
+        data = (blobs(24, 0), blobs(8, 100))
+        return Eager(
+            small_model(), *data, context=context, common_test_set=blobs(20, 300), device="cpu"
+        ).to_client()
+
+    result = (
+        Federation("fedavg")
+        .strategy()
+        .start(InlineGrid(ClientApp(client_fn=client_fn), 4), Federation("fedavg").initial(), num_rounds=1)
+    )
+    assert result.rounds[0].common_accuracy is None
+    assert all("common-accuracy" not in client for client in result.rounds[0].clients.values())
+
+
+def test_clients_with_common_test_data_alone_are_measured(make_blobs: Callable[..., ArrayDataset]) -> None:
+    def client_fn(context: Any) -> Any:
+        common = make_blobs(20, 2)
+        return FedAvgClient(
+            small_model(), make_blobs(8, 0), context=context, common_test_set=common, device="cpu"
+        ).to_client()
+
+    fed = Federation("fedavg")
+    for fraction, epochs in ((1.0, 0), (0.25, 0), (1.0, 1)):
+        strategy = fed.strategy(f"personalize-epochs={epochs}", fraction_train=fraction, measure="last")
+        grid = InlineGrid(ClientApp(client_fn=client_fn), 4)
+        (stats,) = strategy.start(grid, fed.initial(), num_rounds=1).rounds
+        assert (stats.local_accuracy, stats.global_on_clients) == (None, None)
+        assert stats.common_accuracy is not None
+        assert sorted(stats.clients) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("said", [{"accuracy": 1.5}, {"accuracy": 0.5, "top5": -1.0}])
+def test_an_evaluation_that_cannot_be_used_costs_only_itself(said: dict[str, float]) -> None:
+    class Wrong(FedAvgClient):
+        def evaluate(self, parameters: Any, config: Any) -> Any:
+            loss, count, metrics = super().evaluate(parameters, config)
+            return loss, count, metrics | (said if self.context.node_config["partition-id"] == 1 else {})
+
+    def client_fn(context: Any) -> Any:
+        return Wrong(small_model(), blobs(24, 0), blobs(8, 100), context=context, device="cpu").to_client()
+
+    fed = Federation("fedavg")
+    grid = InlineGrid(ClientApp(client_fn=client_fn), 4)
+    (stats,) = fed.strategy(measure="last").start(grid, fed.initial(), num_rounds=1).rounds
+    assert [key for key, client in stats.clients.items() if "global-on-clients" in client] == [0, 2, 3]
+    assert stats.failures == 0

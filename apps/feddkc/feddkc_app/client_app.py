@@ -4,14 +4,15 @@ from flwr.app import Context
 from flwr.client import Client
 from flwr.clientapp import ClientApp
 
-from flwr_kd.experiments.run_config import client_data
+from flwr_kd.experiments.run_config import client_data, common_test_data
 from flwr_kd.strategies.feddkc import FedDKCClient
 
 
 def client_fn(context: Context) -> Client:
     # Put your own model and data sets here. They must be the same for every message.
     model, train_set, test_set = client_data(context)
-    return FedDKCClient(model, train_set, test_set, context=context).to_client()
+    common = common_test_data(context)
+    return FedDKCClient(model, train_set, test_set, context=context, common_test_set=common).to_client()
 
 
 app = ClientApp(client_fn=client_fn)

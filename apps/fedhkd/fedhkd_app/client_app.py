@@ -5,15 +5,17 @@ from flwr.client import Client
 from flwr.clientapp import ClientApp
 
 from flwr_kd.client.noise import reproducible_noise
-from flwr_kd.experiments.run_config import client_data
+from flwr_kd.experiments.run_config import client_data, common_test_data
 from flwr_kd.strategies.fedhkd import FedHKDClient
 
 
 def client_fn(context: Context) -> Client:
     # Put your own model and data sets here. They must be the same for every message.
     model, train_set, test_set = client_data(context)
-    seeded = reproducible_noise(context)
-    return FedHKDClient(model, train_set, test_set, context=context, reproducible_noise=seeded).to_client()
+    seeded, common = reproducible_noise(context), common_test_data(context)
+    return FedHKDClient(
+        model, train_set, test_set, context=context, common_test_set=common, reproducible_noise=seeded
+    ).to_client()
 
 
 app = ClientApp(client_fn=client_fn)

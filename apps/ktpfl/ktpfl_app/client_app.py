@@ -5,7 +5,7 @@ from flwr.client import Client
 from flwr.clientapp import ClientApp
 
 from flwr_kd import registry
-from flwr_kd.experiments.run_config import client_data, public_options
+from flwr_kd.experiments.run_config import client_data, common_test_data, public_options
 
 
 def client_fn(context: Context) -> Client:
@@ -14,7 +14,10 @@ def client_fn(context: Context) -> Client:
     # samples in the same order at every client, or leave it out if the server has them.
     model, train_set, test_set = client_data(context)
     public = public_options(context, method)
-    return method.client(model, train_set, test_set, context=context, **public).to_client()
+    common = common_test_data(context)
+    return method.client(
+        model, train_set, test_set, context=context, common_test_set=common, **public
+    ).to_client()
 
 
 app = ClientApp(client_fn=client_fn)

@@ -1,0 +1,84 @@
+"""The accuracies that a round may have: their names, and what each is, for tables, pictures and texts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from flwr_kd.results.errors import ResultError
+from flwr_kd.text import unknown_name
+
+__all__ = ["ACCURACIES", "Accuracy", "chosen"]
+
+
+class Accuracy(NamedTuple):
+    """An accuracy of a :class:`~flwr_kd.results.schema.RoundResult`.
+
+    Attributes
+    ----------
+    name : str
+        Its field.
+    title : str
+        In a picture; a table's header is its words one below the other.
+    meaning : str
+        Whose model on which samples, in a few words.
+    of_client : bool
+        Whether there is a value for each client, of which the round has the mean.
+    """
+
+    name: str
+    title: str
+    meaning: str
+    of_client: bool = True
+
+    @property
+    def header(self) -> str:
+        """The title of a column in percent."""
+        first, _, rest = self.title.rpartition(" ")
+        return f"{first}\n{rest} %"
+
+
+_OWN, _COMMON = "own test splits", "common test set"
+ACCURACIES = {
+    each.name: each
+    for each in (
+        Accuracy("local_accuracy", "local accuracy", f"clients' own models, {_OWN}"),
+        Accuracy("local_top5", "local top-5", f"clients' own models, {_OWN}, five likeliest classes"),
+        Accuracy("global_accuracy", "global accuracy", f"aggregated model, {_COMMON}", of_client=False),
+        Accuracy(
+            "global_top5", "global top-5", f"aggregated model, {_COMMON}, five likeliest classes", False
+        ),
+        Accuracy("server_accuracy", "server accuracy", "server's own model, clients' test splits", False),
+        Accuracy("common_accuracy", "common accuracy", f"clients' own models, {_COMMON}"),
+        Accuracy("common_top5", "common top-5", f"clients' own models, {_COMMON}, five likeliest classes"),
+        Accuracy("global_on_clients", "global on clients", "aggregated model, clients' test splits"),
+        Accuracy(
+            "global_on_clients_top5",
+            "global on clients top-5",
+            "aggregated model, clients' test splits, five likeliest classes",
+        ),
+    )
+}
+"""By name, in the order of columns and panels."""
+
+
+def chosen(names: Iterable[str]) -> list[Accuracy]:
+    """Return accuracies by their names, in kebab-case or with underscores, each once.
+
+    Raises
+    ------
+    ResultError
+        If there is no such accuracy.
+
+    Examples
+    --------
+    >>> [each.name for each in chosen(["common-accuracy", "local_accuracy"])]
+    ['common_accuracy', 'local_accuracy']
+    """
+    found = []
+    for name in dict.fromkeys(name.strip().replace("-", "_") for name in names):
+        if name not in ACCURACIES:
+            known = [other.replace("_", "-") for other in ACCURACIES]
+            raise ResultError(unknown_name("accuracy", name.replace("_", "-"), known))
+        found.append(ACCURACIES[name])
+    return found
