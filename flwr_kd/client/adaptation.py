@@ -64,7 +64,7 @@ def measured_before_and_after(
     with forked_global_rng(task.seed, client.model, client.device):
         client.adapt(task)
     after, common = client.measure(size), client.measure_common(size)
-    metrics = metrics_of(after, common)
+    metrics = metrics_of(local=after, common=common)
     if before is not None:
         metrics["local-accuracy-before"] = before.accuracy
     return after or common, metrics

@@ -451,7 +451,7 @@ class KDClient(NumPyClient, Generic[ConfigT]):
         These are ``local-accuracy`` with test data, ``common-accuracy`` where :attr:`measures_common`, and with
         more than 5 classes ``local-top5`` and ``common-top5``.
         """
-        return metrics_of(self.measure(batch_size), self.measure_common(batch_size))
+        return metrics_of(local=self.measure(batch_size), common=self.measure_common(batch_size))
 
     @torch.no_grad()
     def extract(self, batch_size: int, batches: Batches | None = None) -> tuple[Tensor, Tensor, Tensor]:

@@ -66,7 +66,7 @@ def evaluation(client: KDClient[Any], task: Task[Any]) -> tuple[float, int, Scal
         measured = client.measure(size)
         if task.phase == flower_records.MEASURE:
             common = client.measure_common(size)
-            metrics = metrics_of(measured, common)
+            metrics = metrics_of(local=measured, common=common)
             measured = measured or common
             metrics[flower_records.STORED] = float(client.has_own)
         elif measured is not None:

@@ -147,10 +147,16 @@ class Measured(NamedTuple):
         return {f"{kind}-accuracy": self.accuracy, **top5}
 
 
-def metrics_of(own: Measured | None, common: Measured | None) -> dict[str, float]:
-    """Return the accuracies on the client's own and on the common test set, as a reply names them."""
-    metrics = {} if own is None else own.metrics()
-    return metrics if common is None else metrics | common.metrics("common")
+def metrics_of(**measured: Measured | None) -> dict[str, float]:
+    """Return what was measured, as a reply names it; see :meth:`Measured.metrics` for the names of the arguments.
+
+    >>> metrics_of(local=Measured(0.1, 0.75, None), common=None)
+    {'local-accuracy': 0.75}
+    """
+    metrics: dict[str, float] = {}
+    for kind, found in measured.items():
+        metrics |= {} if found is None else found.metrics(kind)
+    return metrics
 
 
 @dataclass

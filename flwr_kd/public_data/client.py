@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from flwr_kd.client.client import KDClient
-from flwr_kd.client.task import Answer, Task
+from flwr_kd.client.task import Answer, Task, metrics_of
 from flwr_kd.distillation.samples import check_samples, digest_of, try_model
 from flwr_kd.learning.batches import Batches
 from flwr_kd.learning.fetched import Fetched
@@ -98,6 +98,7 @@ class PublicKnowledgeClient(KDClient[PublicConfigT], Generic[PublicConfigT]):
         if not self.load_own():
             self.prepare(task)
         metrics = {"train-loss": self.train(task, self.objective(task))}
+        metrics |= metrics_of(trained=self.measure(task.config.batch_size))
         predictions = self.predict(samples, rows, task.config)
         payload = SoftPredictions(pack_predictions(predictions, task.config.precision))
         # Not before the predictions: a model without finite ones must not be kept for the next round.

@@ -44,6 +44,12 @@ ACCURACIES = {
     for each in (
         Accuracy("local_accuracy", "local accuracy", f"clients' own models, {_OWN}"),
         Accuracy("local_top5", "local top-5", f"clients' own models, {_OWN}, five likeliest classes"),
+        Accuracy("trained_accuracy", "trained accuracy", f"clients' own models before they distil, {_OWN}"),
+        Accuracy(
+            "trained_top5",
+            "trained top-5",
+            f"clients' own models before they distil, {_OWN}, five likeliest classes",
+        ),
         Accuracy("global_accuracy", "global accuracy", f"aggregated model, {_COMMON}", of_client=False),
         Accuracy(
             "global_top5", "global top-5", f"aggregated model, {_COMMON}, five likeliest classes", False

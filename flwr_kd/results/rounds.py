@@ -78,6 +78,9 @@ class RoundResult:
     global_on_clients, global_on_clients_top5 : float or None
         Mean over clients of the aggregated model's accuracy on their own test splits; None without a global model,
         and in rounds in which it was not measured.
+    trained_accuracy, trained_top5 : float or None
+        As ``local_accuracy``, after the training on the client's own data and before it distils what the server
+        sent; of the clients that took part in the round. None in methods whose clients do not distil after it.
 
     Raises
     ------
@@ -111,6 +114,8 @@ class RoundResult:
     global_top5: float | None = None
     global_on_clients: float | None = None
     global_on_clients_top5: float | None = None
+    trained_accuracy: float | None = None
+    trained_top5: float | None = None
 
     def __post_init__(self) -> None:
         for name, least in (

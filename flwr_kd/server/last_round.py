@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 __all__ = ["measure_global", "measure_others", "take_measurements"]
 
+_OWN = {"local-accuracy", "common-accuracy"}
+"""What a client is measured for."""
+
 
 def measure_others(
     run: Run, grid: Grid, arrays: ArrayRecord, replies: Sequence[Reply[Any]], extra: Mapping[str, Any]
@@ -56,7 +59,9 @@ def measure_others(
         and node.node_id not in run.silent
     ]
     others = [
-        node for node in reachable if node.node_id not in took_part and node.key not in strategy.stats.clients
+        node
+        for node in reachable
+        if node.node_id not in took_part and not _OWN & strategy.stats.clients.get(node.key, {}).keys()
     ]
     adapt = strategy.config.personalizes
     if adapt:
@@ -126,10 +131,10 @@ def take_measurements(
     """
     for node, reply in read_evaluations(delivered, check=check_shares):
         reported = {name: reply.metrics[name] for name in (*SHARES, BEFORE) if name in reply.metrics}
-        if not reported.keys() & {"local-accuracy", "common-accuracy"}:
+        if not _OWN & reported.keys():
             log(WARNING, "the evaluation of %s is dropped: it has no local-accuracy", node)
             continue
-        stats.clients[node.key] = reported
+        stats.clients[node.key] = stats.clients.get(node.key, {}) | reported
         if node.key in took_part:
             continue
         (stats.stored if reply.metrics.get(flower_records.STORED) else stats.received).append(node.key)

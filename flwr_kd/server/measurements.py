@@ -23,7 +23,7 @@ __all__ = [
 ]
 
 COMMON = ("common-accuracy", "common-top5")
-SHARES = ("local-accuracy", "local-top5", *COMMON)
+SHARES = ("local-accuracy", "local-top5", "trained-accuracy", "trained-top5", *COMMON)
 """Metrics of its own model that every client may report, in [0, 1]."""
 GLOBAL_ON_CLIENTS = {"accuracy": "global-on-clients", "top5": "global-on-clients-top5"}
 """By the metric of an evaluation, the name that it has where the model is the aggregated one."""

@@ -218,6 +218,9 @@ class RoundStats:
     server_round: int
     local_accuracy: float | None = None
     local_top5: float | None = None
+    trained_accuracy: float | None = None
+    """Mean over clients of their own models' accuracy before they distil, in methods that train and then distil."""
+    trained_top5: float | None = None
     common_accuracy: float | None = None
     """Mean over clients of their own models' accuracy on the common test set."""
     common_top5: float | None = None

@@ -103,6 +103,7 @@ def _another_metric(content: RecordDict, rng: random.Random, foreign: Sequence[R
         "local-accuracy",
         "local-top5",
         "common-accuracy",
+        "trained-accuracy",
         "state-lost",
         "distill-loss",
         "finetune-loss",

@@ -145,7 +145,7 @@ def check_valid(
             problems.append(f"metric {name[:80]!r}: {value!r}")
         if (
             name.endswith(("-accuracy", "-top5"))
-            and name.startswith(("local-", "common-"))
+            and name.startswith(("local-", "trained-", "common-"))
             and not 0 <= value <= 1
         ):
             problems.append(f"metric {name}: {value!r}")

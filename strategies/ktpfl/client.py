@@ -7,7 +7,7 @@ import torch
 from flwr_kd.checks import ConfigError
 from flwr_kd.client.client import KDClient
 from flwr_kd.client.personal_state import StateError
-from flwr_kd.client.task import Answer, Task
+from flwr_kd.client.task import Answer, Task, metrics_of
 from flwr_kd.learning.weights import check_finite_weights, load_weights
 from flwr_kd.public_data.client import PublicKnowledgeClient
 from flwr_kd.transport.template import ArrayTemplate
@@ -67,7 +67,7 @@ class KTpFLWeightsClient(KDClient[KTpFLWeightsConfig]):
         return Answer(
             arrays=self.arrays(task.names),
             num_examples=len(self.train_batches),
-            metrics={"train-loss": loss},
+            metrics={"train-loss": loss, **metrics_of(trained=self.measure(task.config.batch_size))},
         )
 
     def phase_distill(self, task: Task[KTpFLWeightsConfig]) -> Answer:

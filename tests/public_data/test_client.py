@@ -529,9 +529,10 @@ class TestAccuracy:
                 mirror.take(run.grid.of(r, "train")[n].kept)
                 before = mirror.accuracy()
                 mirror.take(run.grid.of(r, "distill")[n].kept)
-                actual[n] = {"local-accuracy": mirror.accuracy()}
+                actual[n] = {"trained-accuracy": before, "local-accuracy": mirror.accuracy()}
                 differ += before != mirror.accuracy()
             assert stats.clients == actual
+            assert stats.trained_accuracy == np.mean([each["trained-accuracy"] for each in actual.values()])
             assert stats.train_loss is not None
             assert stats.global_accuracy is None
         assert differ >= 3

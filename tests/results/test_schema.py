@@ -335,6 +335,8 @@ def test_the_fields_are_the_schema():
         "global_top5",
         "global_on_clients",
         "global_on_clients_top5",
+        "trained_accuracy",
+        "trained_top5",
     ]
     assert schema.SCHEMA_VERSION == 1
 

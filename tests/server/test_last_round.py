@@ -74,7 +74,8 @@ def test_clients_that_trained_before_are_measured_with_their_own_models(name: st
         key = context.node_config["partition-id"]
         client = Federation(name).client_fn(context).numpy_client
         assert client.load_own() == (key in trained | last)
-        assert stats.clients[key] == client.local_metrics(8)
+        mine = {name: value for name, value in stats.clients[key].items() if name.startswith("local-")}
+        assert mine == client.local_metrics(8)
 
 
 def test_nothing_is_sent_where_all_took_part() -> None:
@@ -277,3 +278,19 @@ def test_an_evaluation_that_cannot_be_used_costs_only_itself(said: dict[str, flo
     (stats,) = fed.strategy(measure="last").start(grid, fed.initial(), num_rounds=1).rounds
     assert [key for key, client in stats.clients.items() if "global-on-clients" in client] == [0, 2, 3]
     assert stats.failures == 0
+
+
+def test_a_client_that_trained_and_then_failed_is_measured() -> None:
+    class InDistillation(Fault):
+        def applies(self, message: Message) -> bool:
+            config = message.content.config_records.get("fitins.config", {})
+            return config.get("phase") == "distill" and super().applies(message)
+
+    grid, result = run(
+        "fedmd", rounds=1, faults={1: InDistillation("raise", frozenset({1}))}, fraction_train=1.0
+    )
+    (stats,) = result.rounds
+    assert (asked(grid), stats.stored, stats.failures) == ([1], [1], 1)
+    assert all(set(client) == {"trained-accuracy", "local-accuracy"} for client in stats.clients.values())
+    # It did not distil, so that its model is still the trained one.
+    assert stats.clients[1]["local-accuracy"] == stats.clients[1]["trained-accuracy"]

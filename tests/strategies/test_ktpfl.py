@@ -522,7 +522,9 @@ class TestAccuracy:
                     mirror = transfer.Mirror(run.models[n], run.train[n], run.test[n])
                     mirror.take(run.grid.of(r, phase)[n].kept)
                     accuracies.append(mirror.accuracy())
-                assert stats.clients[n] == {"local-accuracy": accuracies[1]}
+                assert stats.clients[n] == {
+                    "trained-accuracy": accuracies[0], "local-accuracy": accuracies[1]
+                }  # fmt: skip
                 assert "local-accuracy" not in run.grid.of(r, "train")[n].metrics
                 differ += accuracies[0] != accuracies[1]
             assert stats.local_accuracy == pytest.approx(
@@ -559,7 +561,7 @@ class TestAccuracy:
             assert call.up_arrays == []
         for call in run.grid.of(1, "train").values():
             assert call.up_arrays == []
-            assert set(call.metrics) == {"train-loss"}
+            assert set(call.metrics) == {"train-loss", "trained-accuracy"}
         assert not any(call.down_arrays for call in run.grid.passed)
 
 

@@ -36,6 +36,7 @@ def check_models(run: Party, initial_weights: dict[str, Any]) -> None:
     for r, stats in enumerate(run.strategy_rounds, start=1):
         trained, distilled = grid.of(r, "train"), grid.of(r, "distill")
         keys, decay = sorted(trained), config.lr_decay ** ((r - 1) // config.lr_decay_every)
+        before: dict[int, float] = {}
         for n in keys:
             assert bool(trained[n].down_arrays) == (n not in started)
             if n not in started:
@@ -48,6 +49,7 @@ def check_models(run: Party, initial_weights: dict[str, Any]) -> None:
                 rate=config.learning_rate * decay, **sgd,
             )  # fmt: skip
             same(trained[n].up_arrays, list(mirror.weights().values()))
+            before[n] = mirror.accuracy()
         models = [list(mirrors[n].weights().values()) for n in keys]
         made = oracle.learn_models(keys, models, [len(mirrors[n].x) for n in keys], config)
         state = run.matrices[r - 1]
@@ -67,7 +69,11 @@ def check_models(run: Party, initial_weights: dict[str, Any]) -> None:
             for n in set(range(len(mirrors))) - started:
                 mirrors[n].take(initial_weights)
             keys = range(len(mirrors))
-        assert stats.clients == {n: {"local-accuracy": mirrors[n].accuracy()} for n in keys}
+        assert stats.clients == {
+            n: {"local-accuracy": mirrors[n].accuracy()}
+            | ({"trained-accuracy": before[n]} if n in before else {})
+            for n in keys
+        }
 
 
 class TestWeights:
