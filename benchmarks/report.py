@@ -42,6 +42,7 @@ from rich.console import Console
 from flwr_kd import registry
 from flwr_kd.plotting.style import palette
 from flwr_kd.results import files, table
+from flwr_kd.results.measures import Target
 from flwr_kd.results.schema import Comparison, RunResult
 from flwr_kd.results.statistics import Difference, paired_difference
 
@@ -128,11 +129,9 @@ def to_target(runs: Sequence[RunResult]) -> tuple[str, str, str]:
     """Return rounds, MB and seconds to the target, each a mean over the seeds that reach it."""
     reached = []
     for run in runs:
-        last = run.rounds_to(TARGET, "local_accuracy")
-        if last is not None:
-            until = [result for result in run.rounds if result.round <= last]
-            sent = sum(result.bytes_up + result.bytes_down for result in until)
-            reached.append((last, sent / 1e6, sum(result.seconds for result in until)))
+        last, sent, seconds = run.to_target(Target(100 * TARGET)).values()
+        if last is not None and sent is not None and seconds is not None:
+            reached.append((last, sent / 1e6, seconds))
     if not reached:
         return "–", "–", "–"
     rounds, sent, seconds = (statistics.fmean(column) for column in zip(*reached, strict=True))

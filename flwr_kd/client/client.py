@@ -6,7 +6,6 @@ sends knowledge, :meth:`~KDClient.knowledge`; a further phase ``p`` is a method 
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from logging import WARNING
@@ -24,6 +23,7 @@ from torch.utils.data import DataLoader, Dataset
 from flwr_kd.checks import ConfigError
 from flwr_kd.client.adaptation import fine_tune
 from flwr_kd.client.data_sets import DataSets
+from flwr_kd.client.description import described
 from flwr_kd.client.flower_mods import CLIPPING, active_mods, check_mods
 from flwr_kd.client.measuring import evaluation, measured_on
 from flwr_kd.client.own_model import feature_shape, named_size, own_model
@@ -38,8 +38,8 @@ from flwr_kd.learning.fetched import Fetched
 from flwr_kd.learning.loop import falling_rate, fit, make_optimizer
 from flwr_kd.learning.passes import pass_size
 from flwr_kd.learning.precision import computed_in, named_precision
-from flwr_kd.learning.weights import buffer_names, load_weights, size_of
-from flwr_kd.models import as_feature_model
+from flwr_kd.learning.weights import load_weights, size_of
+from flwr_kd.models import as_feature_model, count_parameters
 from flwr_kd.models.given import check_dtypes, check_outputs, floating_dtype
 from flwr_kd.seeding import forked_global_rng, torch_generator
 from flwr_kd.transport import flower_records
@@ -186,6 +186,13 @@ class KDClient(NumPyClient, Generic[ConfigT]):
         """Return further properties for the handshake; none by default."""
         return {}
 
+    def held_parameters(self, config: Any) -> int:
+        """Return how many parameters this client needs in memory while it trains; by default its model's.
+
+        Each model or module counts whole, also one that is a constant, such as a copy of the received model.
+        """
+        return count_parameters(self.model)
+
     def phase_train(self, task: Task[ConfigT]) -> Answer:
         """Train on the local data, measure, and return the model and the knowledge."""
         self.load(task)
@@ -203,30 +210,7 @@ class KDClient(NumPyClient, Generic[ConfigT]):
 
     def get_properties(self, config: Mapping[str, Any]) -> dict[str, bool | int | float | str | bytes]:
         """Answer the handshake. A client that cannot take part says why in the property ``refusal``."""
-        self.data_sets.warn_of_samplers()
-        found = {
-            flower_records.VERSION: flower_records.WIRE_VERSION,
-            "num-examples": len(self.train_batches),
-            "num-test-examples": 0 if self.test_batches is None else len(self.test_batches),
-            "num-common-examples": 0 if self.common_test_batches is None else len(self.common_test_batches),
-            "num-classes": self.num_classes,
-            "feature-shape": json.dumps(self.feature_shape),
-            "arrays": ArrayTemplate.of_ndarrays(self._named_arrays(), buffer_names(self.model)).to_json(),
-            **self.properties(),
-        }
-        version = config.get(flower_records.VERSION)
-        refusal = flower_records.version_mismatch(version, theirs="server", ours="client")
-        if refusal is None:
-            try:
-                self.check_state()
-            except StateError as error:
-                refusal = str(error)
-        if refusal is not None:
-            found[flower_records.REFUSAL] = refusal
-        for key in ("partition-id", "num-partitions", "sector"):
-            if key in self.context.node_config:
-                found[key] = self.context.node_config[key]
-        return found
+        return described(self, config)
 
     def fit(
         self, parameters: list[NDArray], config: Mapping[str, Any]
@@ -339,7 +323,7 @@ class KDClient(NumPyClient, Generic[ConfigT]):
         PayloadError
             If number, names or shapes do not fit the client's model.
         """
-        mine = self._named_arrays()
+        mine = self.named_arrays()
         names = task.names or tuple(mine)
         if len(arrays) != len(names):
             raise PayloadError(f"{len(arrays)} arrays came, expected {len(names)}")
@@ -373,7 +357,7 @@ class KDClient(NumPyClient, Generic[ConfigT]):
 
     def arrays(self, names: Sequence[str]) -> list[NDArray]:
         """Return the model's arrays in the server's order."""
-        mine = self._named_arrays()
+        mine = self.named_arrays()
         return [mine[name].copy() for name in (names or mine)]
 
     def train(
@@ -472,9 +456,7 @@ class KDClient(NumPyClient, Generic[ConfigT]):
 
     def _task(self, parameters: list[NDArray], config: Mapping[str, Any]) -> Task[ConfigT]:
         key: Any = self.context.node_config.get("partition-id", self.context.node_id)
-        # A class variable cannot be of a type variable; the class statement names the same class twice.
-        kind: type[Any] = self.config_class
-        task: Task[ConfigT] = Task.of_message(kind.from_wire, parameters, config, client=key)
+        task: Task[ConfigT] = Task.of_message(self.read_config, parameters, config, client=key)
         self.state.at(
             str(config.get(flower_records.RUN, "")),
             task.server_round,
@@ -488,10 +470,18 @@ class KDClient(NumPyClient, Generic[ConfigT]):
         return task
 
     @classmethod
+    def read_config(cls, config: Mapping[str, Any]) -> ConfigT:
+        """Return the method's hyper-parameters from a message's config."""
+        # A class variable cannot be of a type variable; the class statement names the same class twice.
+        kind: type[Any] = cls.config_class
+        read: ConfigT = kind.from_wire(config)
+        return read
+
+    @classmethod
     def _phases(cls) -> list[str]:
         return sorted(name.removeprefix("phase_") for name in dir(cls) if name.startswith("phase_"))
 
-    def _named_arrays(self) -> dict[str, NDArray]:
+    def named_arrays(self) -> dict[str, NDArray]:
         """Return the model's arrays; on the CPU these are views of its weights where those are contiguous."""
         tensors = self.model.state_dict()
         return {name: tensor.detach().cpu().contiguous().numpy() for name, tensor in tensors.items()}

@@ -153,9 +153,11 @@ def training_on_device(experiment: Experiment) -> ArrayDataset:
     return _training_on(DataOptions.part_of(experiment), experiment.seed, device, experiment.workers)
 
 
-def test_on_device(experiment: Experiment) -> ArrayDataset:
-    """Return the common test set, on the clients' device if it has memory for it."""
+def test_on_device(experiment: Experiment) -> ArrayDataset | None:
+    """Return the common test set, on the clients' device if it has memory for it; None if it is not measured on."""
     bundle, device = bundle_of(experiment), resolve_device(experiment.device)
+    if experiment.measure == "never" or not len(bundle.test):
+        return None
     if device.type == "cpu" or experiment.own is not None:
         return bundle.test
     return _test_on(DataOptions.part_of(experiment), experiment.seed, device, experiment.workers)

@@ -26,6 +26,8 @@ from flwr_kd.learning.device import resolve_device
 from flwr_kd.learning.precision import named_precision
 from flwr_kd.measured_rounds import MeasuredRounds
 from flwr_kd.models import MODELS, build_model
+from flwr_kd.results.errors import ResultError
+from flwr_kd.results.measures import Target
 from flwr_kd.seeding import derive_seed
 from flwr_kd.server.aggregation import Rule
 from flwr_kd.text import shown, unknown_name
@@ -91,6 +93,11 @@ class Experiment(ExperimentOptions):
         if self.feature_layer is not None and self.feature_layer not in FEATURE_LAYERS:
             raise ConfigError(unknown_name("feature layer", self.feature_layer, FEATURE_LAYERS))
         MeasuredRounds.parse(self.measure)
+        if self.target is not None:
+            try:
+                Target.parse(self.target)
+            except ResultError as error:
+                raise ConfigError(f"target: {error}") from None
         share("fraction-train", self.fraction_train, open_low=True)
         if self.imbalance is not None:
             number("imbalance", self.imbalance, 1)

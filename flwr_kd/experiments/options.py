@@ -131,6 +131,9 @@ class ExperimentOptions(DataOptions):
     measure : str
         After which rounds clients also measure their models on the common test set, and the aggregated model on
         their own test splits: ``"never"``, ``"last"``, or ``"every:N"``, every Nth round and the last.
+    target : str, optional
+        An accuracy in percent, ``"85"`` of the local one or ``"global:85"``, to which rounds, bytes and seconds are
+        counted: see :class:`flwr_kd.results.measures.Target`.
     backend : str
         ``"processes"``: clients run in processes of this machine, forked where that is safe. ``"inline"``: in this
         process. ``"ray"``: in Flower's Ray simulation. ``"auto"``: see
@@ -192,6 +195,11 @@ class ExperimentOptions(DataOptions):
         "last",
         "after which rounds clients also measure their models on the common test set, and the global model on "
         "their own: never, last or every:N",
+    )
+    target: str | None = option(
+        None,
+        "accuracy in percent to which rounds, bytes and seconds are counted: 85 (of the local accuracy), "
+        "global:85, common:60",
     )
     backend: str = option(
         "auto",

@@ -25,8 +25,9 @@ __all__ = ["FOLDER", "Unfinished", "is_there"]
 FOLDER = ".unfinished"
 """Name of the folder inside a result's."""
 _RUNS = "runs"
-_OF_RUNS = ("model", "seeds", "attacker_ids")
-"""Keys of a config that depend on its runs; all others must be the same when a comparison is resumed."""
+_OF_RUNS = ("model", "seeds", "attacker_ids", "target")
+"""Keys of a config that depend on its runs, or change none of them. All others must be the same when a comparison
+is resumed."""
 
 
 def is_there(directory: Path) -> bool:

@@ -39,6 +39,7 @@ from flwr_kd.experiments.runner import round_result
 from flwr_kd.results.files import check_free
 from flwr_kd.results.provenance import versions
 from flwr_kd.results.schema import Comparison, RunResult
+from flwr_kd.server.parameters import parameters_of
 from flwr_kd.server.records import KDResult
 from flwr_kd.server.strategy import KDStrategy
 from flwr_kd.text import unknown_name
@@ -409,5 +410,13 @@ def comparison(
         config={**shared, "backend": "flwr", "workers": None, "seeds": [strategy.seed]},
         versions=versions(),
         command=shlex.join(["flwr", "run", app, "--run-config", values]),
-        runs=(RunResult(method, strategy.seed, rounds, dict(strategy.config.to_wire())),),
+        runs=(
+            RunResult(
+                method,
+                strategy.seed,
+                rounds,
+                dict(strategy.config.to_wire()),
+                parameters=parameters_of(strategy),
+            ),
+        ),
     )

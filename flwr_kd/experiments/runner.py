@@ -52,6 +52,7 @@ from flwr_kd.results.measures import ACCURACIES
 from flwr_kd.results.schema import RoundResult, RunResult
 from flwr_kd.seeding import derive_seed
 from flwr_kd.server.checkpoint import Checkpoint
+from flwr_kd.server.parameters import parameters_of
 from flwr_kd.server.records import KDResult, RoundStats
 from flwr_kd.server.strategy import KDStrategy
 from flwr_kd.transport.inline_grid import InlineGrid
@@ -177,6 +178,7 @@ def run(
         seed=experiment.seed,
         rounds=rounds if trajectory is None else trajectory.measured(rounds),
         hyperparameters=dict(config.to_wire()),
+        parameters=parameters_of(strategy),
         histogram=histogram(labels, [train for train, _ in splits], bundle.num_classes),
     )
 
@@ -321,7 +323,7 @@ def build_client(method_name: str, experiment: Experiment, state_dir: str | None
         model,
         train_set,
         samples.subset(test),
-        common_test_set=None if experiment.measure == "never" else test_on_device(experiment),
+        common_test_set=test_on_device(experiment),
         context=context,
         device=experiment.device,
         precision=experiment.precision,
@@ -399,6 +401,7 @@ def round_result(stats: RoundStats) -> RoundResult:
         train_loss=stats.train_loss,
         bytes_up=stats.bytes_up,
         bytes_down=stats.bytes_down,
+        round_trips=stats.round_trips,
         seconds=stats.seconds,
         participants=stats.participants,
         failures=stats.failures,

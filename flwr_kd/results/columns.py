@@ -42,18 +42,29 @@ def _significant(value: float | None, unit: int = 1) -> str:
     return f"{value:.{min(6, max(0, 2 - math.floor(math.log10(value))))}f}"
 
 
+def _reached(spread: Mapping[str, Any], of: int, unit: int = 1) -> str:
+    """Write a mean over the seeds that reach the target, and how many these are."""
+    text = _significant(spread["mean"], unit)
+    return text if spread["n"] in (0, of) else f"{text}\n{spread['n']} of {of} seeds"
+
+
+def _in(unit: int = 1) -> Callable[[Mapping[str, Any], int], str]:
+    return lambda spread, of: _significant(spread["mean"], unit)
+
+
 def _columns() -> dict[str, _Column]:
-    def megabytes(spread: Mapping[str, Any], of: int) -> str:
-        return _significant(spread["mean"], _MEGABYTE)
-
-    def seconds(spread: Mapping[str, Any], of: int) -> str:
-        return _significant(spread["mean"])
-
     columns = [
         *(_Column(each.name, each.header, _percent) for each in ACCURACIES.values()),
-        _Column("bytes_up", "MB up\n/round", megabytes),
-        _Column("bytes_down", "MB down\n/round", megabytes),
-        _Column("seconds", "s\n/round", seconds),
+        _Column("bytes_up", "MB up\n/round", _in(_MEGABYTE)),
+        _Column("bytes_down", "MB down\n/round", _in(_MEGABYTE)),
+        _Column("seconds", "s\n/round", _in()),
+        _Column("rounds_to_target", "rounds\nto target", _reached),
+        _Column("bytes_to_target", "MB\nto target", lambda spread, of: _reached(spread, of, _MEGABYTE)),
+        _Column("seconds_to_target", "s\nto target", _reached),
+        _Column("round_trips", "round trips\n/round", _in()),
+        _Column("parameters_trained", "trained\nmillions", _in(10**6)),
+        _Column("parameters_held", "held\nmillions", _in(10**6)),
+        _Column("parameters_server", "at server\nmillions", _in(10**6)),
     ]
     return {column.name: column for column in columns}
 

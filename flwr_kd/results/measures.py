@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
+from flwr_kd.checks import read_number
 from flwr_kd.results.errors import ResultError
 from flwr_kd.text import unknown_name
 
-__all__ = ["ACCURACIES", "Accuracy", "chosen"]
+__all__ = ["ACCURACIES", "Accuracy", "Target", "chosen"]
 
 
 class Accuracy(NamedTuple):
@@ -88,3 +89,48 @@ def chosen(names: Iterable[str]) -> list[Accuracy]:
             raise ResultError(unknown_name("accuracy", name.replace("_", "-"), known))
         found.append(ACCURACIES[name])
     return found
+
+
+class Target(NamedTuple):
+    """An accuracy to which rounds, bytes and seconds are counted.
+
+    Attributes
+    ----------
+    percent : float
+        In (1, 100].
+    metric : str
+        A name of :data:`ACCURACIES`.
+    """
+
+    percent: float
+    metric: str = "local_accuracy"
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read ``PERCENT``, of the local accuracy, or ``NAME:PERCENT``, such as ``global-accuracy:85``.
+
+        Raises
+        ------
+        ResultError
+            If it is anything else.
+
+        Examples
+        --------
+        >>> Target.parse("85"), Target.parse("global:62.5").metric
+        (Target(percent=85.0, metric='local_accuracy'), 'global_accuracy')
+        """
+        name, _, number = str(text).rpartition(":")
+        name = name.strip().replace("-", "_") or "local"
+        metric = f"{name}_accuracy" if f"{name}_accuracy" in ACCURACIES else name
+        (accuracy,) = chosen([metric])
+        percent = read_number("target (in percent)", number, 1, 100, error=ResultError)
+        return cls(percent, accuracy.name)
+
+    @property
+    def described(self) -> str:
+        """The target in words, as in a caption.
+
+        >>> Target(85.0).described
+        'local accuracy 85 %'
+        """
+        return f"{ACCURACIES[self.metric].title} {self.percent:g} %"

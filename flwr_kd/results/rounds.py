@@ -20,7 +20,7 @@ _ALWAYS = ("local_accuracy", "local_top5", "global_accuracy", "server_accuracy")
 """What files of the first version have also where nothing was measured."""
 LATER = tuple(name for name in ACCURACIES if name not in _ALWAYS)
 """Accuracies that are left out of the file where they were not measured."""
-_OPTIONAL = ("available", "stored", "received", "accuracy_before", "distance_to_last", *LATER)
+_OPTIONAL = ("available", "stored", "received", "accuracy_before", "distance_to_last", "round_trips", *LATER)
 _OF_CLIENT = ("local_accuracy", "local_top5")
 """What each client has, if only None."""
 _BEFORE = "local_accuracy_before"
@@ -81,6 +81,9 @@ class RoundResult:
     trained_accuracy, trained_top5 : float or None
         As ``local_accuracy``, after the training on the client's own data and before it distils what the server
         sent; of the clients that took part in the round. None in methods whose clients do not distil after it.
+    round_trips : int or None
+        Messages to single clients that had a usable reply, over all phases. FedHEAD and FedHEAD+ count those
+        between sectors and server, as FedHEAD's Table 1 does. None if not known.
 
     Raises
     ------
@@ -116,6 +119,7 @@ class RoundResult:
     global_on_clients_top5: float | None = None
     trained_accuracy: float | None = None
     trained_top5: float | None = None
+    round_trips: int | None = None
 
     def __post_init__(self) -> None:
         for name, least in (
@@ -141,8 +145,9 @@ class RoundResult:
         if distance is not None:
             number("distance_to_last", distance, 0, error=ResultError)
         object.__setattr__(self, "distance_to_last", distance)
-        if self.available is not None:
-            whole_number("available", self.available, 0, error=ResultError)
+        for name in ("available", "round_trips"):
+            if getattr(self, name) is not None:
+                whole_number(name, getattr(self, name), 0, error=ResultError)
         for name in ("stored", "received"):
             keys = tuple(getattr(self, name))
             if not set(keys) <= set(clients):

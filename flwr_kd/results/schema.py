@@ -16,10 +16,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self, TypeVar
 
-from flwr_kd.checks import check_label, whole_number
+from flwr_kd.checks import check_label, number, whole_number
 from flwr_kd.results.errors import ResultError
 from flwr_kd.results.json_values import check_keys, check_list, json_mapping, json_value, refuse_constant
-from flwr_kd.results.measures import ACCURACIES
+from flwr_kd.results.measures import ACCURACIES, Target
 from flwr_kd.results.rounds import LATER, NEEDED_KEYS, ROUND_KEYS, RoundResult, mean
 
 __all__ = ["SCHEMA_VERSION", "Comparison", "RoundResult", "RunResult"]
@@ -28,14 +28,24 @@ _T = TypeVar("_T")
 SCHEMA_VERSION = 1
 """Version of the JSON; a reader refuses any other."""
 _LAST = 5
+_PARAMETERS = ("trained", "held", "server")
+_TO_TARGET = ("rounds_to_target", "bytes_to_target", "seconds_to_target")
 _METRICS = (
     *ACCURACIES,
     *(f"{name}_last5" for name in ACCURACIES),
     "bytes_up",
     "bytes_down",
     "seconds",
+    "round_trips",
+    *(f"parameters_{name}" for name in _PARAMETERS),
+    *_TO_TARGET,
 )
-_LATER_METRICS = {*LATER, *(f"{name}_last5" for name in LATER)}
+_LATER_METRICS = {
+    *LATER,
+    *(f"{name}_last5" for name in LATER),
+    *_METRICS[_METRICS.index("round_trips") :],
+}
+"""Left out of the file where no seed has a value."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +65,9 @@ class RunResult:
         converted.
     histogram : list of list of int
         Training samples per client and class, ``[clients][classes]``; empty if not known.
+    parameters : dict
+        Numbers of parameters: ``trained`` and ``held`` in memory by a client while it trains, both means over
+        clients, and ``server``, what the server keeps between rounds. Empty if not known.
     label : str
         Name of the run where the same method runs with several settings; the method's name if empty. Of letters,
         digits, spaces and ``.,_=+*()-``, since folders are named by it.
@@ -71,6 +84,7 @@ class RunResult:
     hyperparameters: dict[str, Any] = field(default_factory=dict)
     histogram: list[list[int]] = field(default_factory=list)
     label: str = ""
+    parameters: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not isinstance(self.method, str) or not self.method:
@@ -89,6 +103,13 @@ class RunResult:
             raise ResultError(f"histogram must have one width, got {sorted({len(row) for row in rows})}")
         checked = [[whole_number("histogram", value, 0, error=ResultError) for value in row] for row in rows]
         object.__setattr__(self, "histogram", checked)
+        if unknown := sorted(set(self.parameters) - set(_PARAMETERS)):
+            raise ResultError(f"parameters may have {', '.join(_PARAMETERS)}, got {unknown[0]!r}")
+        counts = {
+            name: number(f"parameters[{name!r}]", value, 0, error=ResultError)
+            for name, value in self.parameters.items()
+        }
+        object.__setattr__(self, "parameters", counts)
 
     @property
     def name(self) -> str:
@@ -102,8 +123,9 @@ class RunResult:
         The accuracies (:data:`flwr_kd.results.measures.ACCURACIES`) are those of the last round. With ``_last5``
         they are the mean over the last five rounds, or over those of them that have a value, of the clients that
         took part in each.
-        ``bytes_up`` and ``bytes_down`` are the mean per round, ``seconds`` the median per round (the first rounds
-        warm up).
+        ``bytes_up``, ``bytes_down`` and ``round_trips`` are the mean per round, ``seconds`` the median per round
+        (the first rounds warm up). ``parameters_trained``, ``parameters_held`` and ``parameters_server`` are those
+        of :attr:`parameters`.
 
         Examples
         --------
@@ -120,6 +142,8 @@ class RunResult:
             "bytes_up": mean(result.bytes_up for result in self.rounds),
             "bytes_down": mean(result.bytes_down for result in self.rounds),
             "seconds": statistics.median(result.seconds for result in self.rounds) if final else None,
+            "round_trips": mean(result.round_trips for result in self.rounds),
+            **{f"parameters_{name}": self.parameters.get(name) for name in _PARAMETERS},
         }
 
     def rounds_to(self, accuracy: float, metric: str = "global_accuracy") -> int | None:
@@ -152,6 +176,33 @@ class RunResult:
             if value is not None and value >= accuracy:
                 return result.round
         return None
+
+    def to_target(self, target: Target) -> dict[str, float | None]:
+        """Return what it takes to reach an accuracy for the first time.
+
+        Parameters
+        ----------
+        target : Target
+            The accuracy.
+
+        Returns
+        -------
+        dict
+            ``rounds_to_target``, ``bytes_to_target`` (up and down, all clients) and ``seconds_to_target``, of the
+            rounds up to that one; each None if it is not reached.
+
+        Examples
+        --------
+        >>> rounds = [RoundResult(r, r / 10, None, None, 10, 30, 1.5, 2, 0) for r in range(1, 7)]
+        >>> RunResult("fedavg", 0, tuple(rounds)).to_target(Target(30))
+        {'rounds_to_target': 3, 'bytes_to_target': 120, 'seconds_to_target': 4.5}
+        """
+        last = self.rounds_to(target.percent / 100, target.metric)
+        if last is None:
+            return dict.fromkeys(_TO_TARGET)
+        until = [result for result in self.rounds if result.round <= last]
+        sent = sum(result.bytes_up + result.bytes_down for result in until)
+        return dict(zip(_TO_TARGET, (last, sent, sum(result.seconds for result in until)), strict=True))
 
 
 @dataclass(frozen=True)
@@ -208,6 +259,14 @@ class Comparison:
             if key in seen:
                 raise ResultError(f"runs has {run.name} with seed {run.seed} twice; one of each is allowed")
             seen.add(key)
+        # A target that cannot be read is an error of the result, not of its table.
+        _ = self.target
+
+    @property
+    def target(self) -> Target | None:
+        """The accuracy to which rounds, bytes and seconds are counted: ``target`` of the config, if it has one."""
+        text = self.config.get("target")
+        return None if text is None else Target.parse(text)
 
     def by_method(self) -> dict[str, list[RunResult]]:
         """Return the runs by name, a label's or the method's, in the order in which the names first appear."""
@@ -250,11 +309,16 @@ class Comparison:
         list of dict
             ``method`` (a label where the runs have one), ``seeds`` (list of int), and for each key of
             :attr:`RunResult.last` a dict of ``mean``, ``std`` (with ddof = 1; None with fewer than two values) and
-            ``n``, the number of seeds that have a value. Without any value ``mean`` is None and ``n`` 0.
+            ``n``, the number of seeds that have a value. Without any value ``mean`` is None and ``n`` 0. With a
+            ``target`` in the config likewise the keys of :meth:`RunResult.to_target`.
         """
         rows: list[dict[str, Any]] = []
+        target = self.target
         for method, runs in self.by_method().items():
-            last = [run.last for run in runs]
+            last = [
+                run.last | (dict.fromkeys(_TO_TARGET) if target is None else run.to_target(target))
+                for run in runs
+            ]
             row: dict[str, Any] = {"method": method, "seeds": [run.seed for run in runs]}
             row |= {name: _spread(values[name] for values in last) for name in _METRICS}
             rows.append(row)
@@ -278,6 +342,7 @@ class Comparison:
                     "seed": run.seed,
                     "hyperparameters": run.hyperparameters,
                     "rounds": [result.to_json() for result in run.rounds],
+                    **({"parameters": run.parameters} if run.parameters else {}),
                     "histogram": run.histogram,
                 }
                 for run in self.runs
@@ -314,7 +379,12 @@ class Comparison:
         runs = []
         for index, entry in enumerate(check_list("runs", document["runs"])):
             where = f"runs[{index}]"
-            check_keys(where, entry, ("method", "seed", "hyperparameters", "rounds", "histogram"), ("label",))
+            check_keys(
+                where,
+                entry,
+                ("method", "seed", "hyperparameters", "rounds", "histogram"),
+                ("label", "parameters"),
+            )
             rounds = []
             for position, values in enumerate(check_list(f"{where}.rounds", entry["rounds"])):
                 place = f"{where}.rounds[{position}]"

@@ -33,7 +33,8 @@ def table(comparison: Comparison, columns: Sequence[str] = ()) -> Table:
     columns : sequence of str
         Names in :data:`flwr_kd.results.columns.COLUMNS`, or ``all`` for those that have a value. If empty: local
         and global accuracy, bytes and seconds, which fit into 80 columns; a server's own model has a column if
-        there is one, with which the table fits into 97.
+        there is one, with which the table fits into 97. If the comparison has a target that any run reaches,
+        rounds, bytes and seconds to it follow.
 
     Raises
     ------
@@ -60,6 +61,8 @@ def table(comparison: Comparison, columns: Sequence[str] = ()) -> Table:
         of = len(row["seeds"])
         shown.add_row(Text(row["method"]), *(column.cell(row[column.name], of) for column in chosen))
     notes = [*coverage(comparison), *_without_test_set(comparison.config)]
+    if comparison.target is not None:
+        notes.append(f"target: {comparison.target.described}; a mean over the seeds that reach it")
     shown.caption, shown.caption_justify = "\n".join(notes) or None, "left"
     return shown
 
@@ -79,7 +82,9 @@ def _chosen(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[str
     elif "global_accuracy" not in measured:
         # The table becomes wider, unless no method has a global model.
         left_out = {"global_accuracy"}
-    return [name for name in _USUAL if name not in left_out]
+    to_target = [name for name in COLUMNS if name.endswith("_to_target")]
+    usual = [name for name in _USUAL if name not in left_out]
+    return [*usual, *to_target] if any(name in measured for name in to_target) else usual
 
 
 def difference_table(comparison: Comparison, columns: Sequence[str] = ()) -> Table | None:

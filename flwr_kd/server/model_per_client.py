@@ -90,6 +90,12 @@ class ModelPerClient(KDStrategy[ConfigT, PayloadT]):
             return self.models.record(node.key)
         return ArrayRecord({name: arrays[name] for name in self.architecture.names}) if arrays else None
 
+    def held_parameters(self) -> int:
+        """Return the parameters of all clients' models."""
+        nodes = self.current_run.roster.nodes.values()
+        buffers = next((node.template.buffers for node in nodes if node.template.buffers), ())
+        return len(self.models) * self.architecture.size(without=buffers)
+
     def state_arrays(self) -> dict[str, NDArray]:
         """Return the models; nothing before the first replies."""
         return with_prefix(_PREFIX, self.models.state_arrays())

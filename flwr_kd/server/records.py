@@ -69,6 +69,8 @@ class Node:
         Training samples.
     num_classes : int
         C of the client's model.
+    num_parameters, num_held : int
+        Parameters that the client trains, and those that it needs in memory while it trains; 0 if it names none.
     feature_shape : tuple of int
         Shape of one sample's features.
     template : ArrayTemplate
@@ -93,6 +95,8 @@ class Node:
     template: ArrayTemplate = field(default_factory=ArrayTemplate)
     num_test_examples: int = 0
     num_common_examples: int = 0
+    num_parameters: int = 0
+    num_held: int = 0
     num_public: int = 0
     num_partitions: int = 0
     sector: str = ""
@@ -147,6 +151,9 @@ class Node:
         def whole(name: str) -> int:
             return whole_number(f"property {name!r}", properties.get(name), 0, 2**53 - 1, error=PayloadError)
 
+        def optional(name: str) -> int:
+            return whole(name) if name in properties else 0
+
         return cls(
             node_id=node_id,
             partition_id=whole("partition-id") if "partition-id" in properties else None,
@@ -154,10 +161,12 @@ class Node:
             num_classes=whole("num-classes"),
             feature_shape=_shape(properties.get("feature-shape")),
             template=ArrayTemplate.from_json(properties.get("arrays")),
-            num_test_examples=whole("num-test-examples") if "num-test-examples" in properties else 0,
-            num_common_examples=whole("num-common-examples") if "num-common-examples" in properties else 0,
-            num_partitions=whole("num-partitions") if "num-partitions" in properties else 0,
-            num_public=whole("num-public-examples") if "num-public-examples" in properties else 0,
+            num_test_examples=optional("num-test-examples"),
+            num_common_examples=optional("num-common-examples"),
+            num_parameters=optional("num-parameters"),
+            num_held=optional("num-held-parameters"),
+            num_partitions=optional("num-partitions"),
+            num_public=optional("num-public-examples"),
             sector=_sector(properties.get("sector", "")),
             public_digest=_digest(properties.get("public-digest", "")),
             refusal=plain(str(properties.get(REFUSAL, ""))),
@@ -234,6 +243,8 @@ class RoundStats:
     train_loss: float | None = None
     bytes_up: int = 0
     bytes_down: int = 0
+    round_trips: int | None = None
+    """Messages to single clients that had a usable reply, over all phases; a method may count in another way."""
     seconds: float = 0.0
     participants: int = 0
     available: int = 0

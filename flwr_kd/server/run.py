@@ -153,6 +153,8 @@ class Run:
         measured = strategy.measured_rounds.has(server_round, strategy.num_rounds)
         strategy.stats = stats = RoundStats(server_round, measured=measured)
         arrays, replies = self.phases(grid, server_round, result.arrays, train_config)
+        if stats.round_trips is None:
+            stats.round_trips = len(replies)
         metrics = summarise(replies, stats, strategy.reply_metrics)
         if metrics is not None:
             result.train_metrics_clientapp[server_round] = metrics

@@ -337,6 +337,18 @@ class KDStrategy(FlowerLoop, Generic[ConfigT, PayloadT]):
         """
         return [Outgoing(node, arrays if self.sends_weights else None) for node in nodes]
 
+    def held_parameters(self) -> int:
+        """Return how many parameters the server keeps between rounds: by default the global model's, if any.
+
+        A method with further models or modules at the server adds them. Knowledge that is no model, such as class
+        prototypes, does not count.
+        """
+        if not self.sends_weights:
+            return 0
+        nodes = self.current_run.roster.nodes.values()
+        buffers = next((node.template.buffers for node in nodes if node.template.buffers), ())
+        return self.template.size(without=buffers)
+
     def state_arrays(self) -> dict[str, NDArray]:
         """Return the method's own state as named arrays, for a checkpoint; none by default.
 

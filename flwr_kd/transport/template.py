@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -95,6 +96,18 @@ class ArrayTemplate:
             i
             for i, (name, dtype) in enumerate(zip(self.names, self.dtypes, strict=True))
             if dtype.startswith("float") and not name.endswith(_STATISTICS) and name not in self.constants
+        )
+
+    def size(self, *, without: Collection[str] = ()) -> int:
+        """Return the number of values in all arrays, or in all but some.
+
+        >>> ArrayTemplate.of_ndarrays({"a": np.zeros((2, 3)), "b": np.zeros(4)}).size(without=["b"])
+        6
+        """
+        return sum(
+            math.prod(shape)
+            for name, shape in zip(self.names, self.shapes, strict=True)
+            if name not in without
         )
 
     def to_json(self) -> str:

@@ -18,7 +18,7 @@ from flwr_kd.client.client import KDClient, Objective
 from flwr_kd.client.task import Task
 from flwr_kd.learning.loop import BatchNorms, batchnorm_frozen, make_optimizer
 from flwr_kd.learning.weights import get_weights, load_weights, size_of
-from flwr_kd.models import ConditionalGenerator, build_generator
+from flwr_kd.models import ConditionalGenerator, build_generator, count_parameters
 from flwr_kd.seeding import derive_seed
 from flwr_kd.transport import flower_records
 from flwr_kd.transport.payload import Payload, PayloadError
@@ -106,6 +106,11 @@ class DaFKDClient(KDClient[DaFKDConfigT], Generic[DaFKDConfigT]):
         """Return the model, with the discriminator while that is trained."""
         model = super().trained()
         return nn.ModuleList([model, self._discriminator]) if self._trains_discriminator else model
+
+    def held_parameters(self, config: Any) -> int:
+        """Return the parameters of the model, of the discriminator and of the generator."""
+        generator = build_generator(self._input_shape, num_classes=0, latent_dim=config.noise_dim, seed=0)
+        return sum(map(count_parameters, (self.model, self._discriminator, generator)))
 
     def kept_bytes(self) -> int:
         """Return the size of the discriminator and its counters."""

@@ -22,7 +22,7 @@ from flwr_kd.distillation.server import ServerDistiller
 from flwr_kd.distillation.student import Distillation, distil_student, mean_without
 from flwr_kd.distillation.teachers import Matching, ensemble_means
 from flwr_kd.learning.weights import by_prefix, get_weights, load_weights, with_prefix
-from flwr_kd.models import build_generator
+from flwr_kd.models import build_generator, count_parameters
 from flwr_kd.seeding import derive_seed, forked_global_rng
 from flwr_kd.server.records import NDArray, Node, Outgoing, Reply
 from flwr_kd.server.strategy import KDStrategy
@@ -238,6 +238,10 @@ class DaFKD(KDStrategy[DaFKDConfigT, ScoresT], Generic[DaFKDConfigT, ScoresT]):
         return self.template.check([weights[name] for name in names])
 
     # ------------------------------------------------------------------ state
+
+    def held_parameters(self) -> int:
+        """Return the parameters of the global model and of the generator."""
+        return super().held_parameters() + count_parameters(self.generator)
 
     def state_arrays(self) -> dict[str, NDArray]:
         """Return the generator; nothing before the first replies."""

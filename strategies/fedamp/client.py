@@ -7,6 +7,7 @@ from torch.nn import functional as F
 
 from flwr_kd.client.client import KDClient, Objective
 from flwr_kd.client.task import Task
+from flwr_kd.models import count_parameters
 
 from ..fedprox.functional import proximal_term
 from .config import FedAMPConfig
@@ -26,6 +27,10 @@ class FedAMPClient(KDClient[FedAMPConfig]):
         if task.arrays:
             super().load(task)
         self.has_own = bool(task.extra.get(HAS_MODEL))
+
+    def held_parameters(self, config: FedAMPConfig) -> int:
+        """Return the parameters of the model and of the mixture."""
+        return 2 * count_parameters(self.model)
 
     def objective(self, task: Task[FedAMPConfig]) -> Objective:
         """Return cross-entropy plus the proximal term; its constant is a copy of the mixture."""

@@ -17,6 +17,7 @@ from flwr_kd.distillation.server import DistillingStrategy, Group, ServerDistill
 from flwr_kd.distillation.student import Distillation
 from flwr_kd.distillation.teachers import soft_labels
 from flwr_kd.learning.weights import by_prefix, get_weights, with_prefix
+from flwr_kd.models import count_parameters
 from flwr_kd.seeding import derive_seed
 from flwr_kd.server.records import NDArray, Node, Outgoing, Reply
 from flwr_kd.server.strategy import KDStrategy
@@ -268,6 +269,10 @@ class PFedDF(KDStrategy[PFedDFConfig]):
         return None
 
     # ------------------------------------------------------------------ state
+
+    def held_parameters(self) -> int:
+        """Return the parameters of the prototypes."""
+        return sum(count_parameters(distiller.model) for distiller in self.distillers)
 
     def state_arrays(self) -> dict[str, NDArray]:
         """Return the prototypes as ``prototypes/<group>/<array>``; nothing before the first replies."""

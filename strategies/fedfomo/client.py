@@ -13,6 +13,7 @@ from flwr_kd.client.client import KDClient
 from flwr_kd.client.task import Answer, Task
 from flwr_kd.learning.held_out import hold_out
 from flwr_kd.learning.weights import check_finite_weights, load_weights, size_of
+from flwr_kd.models import count_parameters
 from flwr_kd.seeding import torch_generator
 
 from .config import FedFomoConfig
@@ -42,6 +43,10 @@ class FedFomoClient(KDClient[FedFomoConfig]):
         """Load the client's own model of this run, else the server's first one, else keep the model as built."""
         if not self.load_own() and task.arrays and not task.extra.get(CANDIDATES):
             load_weights(self.model, self.named(task, task.arrays))
+
+    def held_parameters(self, config: FedFomoConfig) -> int:
+        """Return the parameters of the client's last two models and of the others' that it mixes."""
+        return (2 + config.models) * count_parameters(self.model)
 
     def phase_train(self, task: Task[FedFomoConfig]) -> Answer:
         """Mix, train on all but the validation samples, and return the model and the others' affinities.

@@ -13,12 +13,13 @@ from flwr_kd.client.client import KDClient, Objective
 from flwr_kd.client.task import Answer, Task
 from flwr_kd.learning.loop import BatchNorms
 from flwr_kd.learning.weights import get_weights
+from flwr_kd.models import count_parameters
 from flwr_kd.models.feature import find_head
 from flwr_kd.transport.payload import PayloadError
 from flwr_kd.transport.template import ArrayTemplate
 
 from .config import FedGenConfig
-from .functional import guidance_loss
+from .functional import build_feature_generator, guidance_loss
 from .messages import LARGEST_COUNT, LabelCounts, SharedGenerator, unpack
 
 
@@ -30,6 +31,13 @@ class FedGenClient(KDClient[FedGenConfig]):
 
     config_class = FedGenConfig
     _counts: Tensor
+
+    def held_parameters(self, config: FedGenConfig) -> int:
+        """Return the parameters of the model and of the generator."""
+        generator = build_feature_generator(
+            self.feature_shape, num_classes=self.num_classes, hidden=config.generator_hidden, seed=0
+        )
+        return count_parameters(self.model) + count_parameters(generator)
 
     def objective(self, task: Task[FedGenConfig]) -> Objective:
         """Return cross-entropy, with the generator's two terms from the second round on."""

@@ -16,6 +16,7 @@ from torch.func import functional_call
 from flwr_kd.checks import ConfigError
 from flwr_kd.learning.device import resolve_device
 from flwr_kd.learning.weights import by_prefix, get_weights, with_prefix
+from flwr_kd.models import count_parameters
 from flwr_kd.models.feature import find_head
 from flwr_kd.models.given import floating_dtype
 from flwr_kd.seeding import derive_seed, torch_generator
@@ -250,6 +251,10 @@ class FedGen(KDStrategy[FedGenConfig, LabelCounts]):
 
     # ------------------------------------------------------------------ state
 
+    def held_parameters(self) -> int:
+        """Return the parameters of the global model, if there is one, and of the generator."""
+        return super().held_parameters() + count_parameters(self.trained.module)
+
     def state_arrays(self) -> dict[str, NDArray]:
         """Return the generator with its optimiser, and the known labels; nothing before the first replies."""
         if not self._seen:
@@ -363,6 +368,10 @@ class FedGenHead(FedGen):
             del reply
         self.head_arrays = mean.result()
         return None
+
+    def held_parameters(self) -> int:
+        """Return the parameters of the head and of the generator."""
+        return super().held_parameters() + count_parameters(self.head)
 
     def state_arrays(self) -> dict[str, NDArray]:
         """Return the generator and the mean head; nothing before the first replies."""

@@ -21,7 +21,7 @@ from flwr_kd.learning.loop import fit, make_optimizer
 from flwr_kd.learning.losses import soft_targets
 from flwr_kd.learning.passes import pass_size
 from flwr_kd.learning.weights import by_prefix, check_finite_weights, get_weights, load_weights, with_prefix
-from flwr_kd.models import build_predictor
+from flwr_kd.models import build_predictor, count_parameters
 from flwr_kd.models.given import check_dtypes, floating_dtype, plain_model
 from flwr_kd.seeding import derive_seed, forked_global_rng, numpy_generator, torch_generator
 from flwr_kd.server.records import NDArray, Node, Outgoing, Reply
@@ -182,6 +182,10 @@ class FedGKT(KDStrategy[FedGKTConfigT, ClientFeatures], Generic[FedGKTConfigT]):
         self._trained = True
         self.stats.server_accuracy = self._accuracy(replies, model)
         return None
+
+    def held_parameters(self) -> int:
+        """Return the predictor's parameters."""
+        return 0 if self.server_model is None else count_parameters(self.server_model)
 
     def state_arrays(self) -> dict[str, NDArray]:
         """Return the predictor's weights and the clients' logits; nothing before the first replies."""

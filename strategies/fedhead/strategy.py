@@ -151,8 +151,13 @@ class FedHEAD(KDStrategy[FedHEADConfig]):
             self._replies[sector] = members
             self._means[sector] = average([reply.arrays for reply in members], counts)
             self._counts[sector] = sum(counts)
-        self.round_trips += len(self._means)
+        self._count_round_trips(len(self._means))
         return self.template.record(average(list(self._means.values()), list(self._counts.values())))
+
+    def _count_round_trips(self, count: int) -> None:
+        """Count those between sectors and server, as the paper's Table 1 does."""
+        self.round_trips += count
+        self.stats.round_trips = (self.stats.round_trips or 0) + count
 
     def finish_round(self, server_round: int, arrays: ArrayRecord | None) -> ArrayRecord | None:
         """Average the distilled models (step 20); where leaders failed, the sector's mean replaces the model."""
@@ -163,7 +168,7 @@ class FedHEAD(KDStrategy[FedHEADConfig]):
                 server_round,
                 sector,
             )
-        self.round_trips += len(self._distilled)
+        self._count_round_trips(len(self._distilled))
         models = {sector: self._distilled.get(sector, mean) for sector, mean in self._means.items()}
         weights = list(self._counts.values())
         self._forget_round(keep_leaders=True)

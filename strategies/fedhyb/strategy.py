@@ -18,7 +18,7 @@ from flwr_kd.checks import ConfigError
 from flwr_kd.distillation.server import DistillingStrategy, Group
 from flwr_kd.distillation.teachers import Matching
 from flwr_kd.learning.weights import get_weights, load_weights
-from flwr_kd.models import ConditionalGenerator, build_generator
+from flwr_kd.models import ConditionalGenerator, build_generator, count_parameters
 from flwr_kd.seeding import derive_seed, torch_generator
 from flwr_kd.server.records import NDArray, Reply
 from flwr_kd.server.strategy import KDStrategy
@@ -231,6 +231,10 @@ class FedHybStar(FedHyb):
             self.generator.eval()
             samples: Tensor = self.generator(z.repeat(classes, 1).to(device), labels.to(device)).cpu()
         return samples
+
+    def held_parameters(self) -> int:
+        """Return the parameters of the global model and of the generator."""
+        return super().held_parameters() + count_parameters(self.generator)
 
     def state_arrays(self) -> dict[str, NDArray]:
         """Return the generator's weights and, for images, :meth:`samples`; nothing before it is trained."""

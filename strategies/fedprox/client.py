@@ -5,6 +5,7 @@ from torch.nn import functional as F
 
 from flwr_kd.client.client import KDClient, Objective
 from flwr_kd.client.task import Task
+from flwr_kd.models import count_parameters
 
 from .config import FedProxConfig
 from .functional import proximal_term
@@ -14,6 +15,10 @@ class FedProxClient(KDClient[FedProxConfig]):
     """Adds μ/2 · ‖w - w_t‖² to the loss, where w_t are the round's global weights."""
 
     config_class = FedProxConfig
+
+    def held_parameters(self, config: FedProxConfig) -> int:
+        """Return the parameters of the model and of the received one."""
+        return 2 * count_parameters(self.model)
 
     def objective(self, task: Task[FedProxConfig]) -> Objective:
         """Return cross-entropy plus the proximal term."""

@@ -9,6 +9,7 @@ from flwr_kd.client.client import KDClient
 from flwr_kd.client.personal_state import StateError
 from flwr_kd.client.task import Answer, Task, metrics_of
 from flwr_kd.learning.weights import check_finite_weights, load_weights
+from flwr_kd.models import count_parameters
 from flwr_kd.public_data.client import PublicKnowledgeClient
 from flwr_kd.transport.template import ArrayTemplate
 
@@ -51,6 +52,10 @@ class KTpFLWeightsClient(KDClient[KTpFLWeightsConfig]):
             raise StateError(
                 "no model of an earlier round is kept here; the server sends one in the next round"
             )
+
+    def held_parameters(self, config: KTpFLWeightsConfig) -> int:
+        """Return the parameters of the model and of the personal global model."""
+        return 2 * count_parameters(self.model)
 
     def phase_train(self, task: Task[KTpFLWeightsConfig]) -> Answer:
         """Train on the local data (equation 9), and return the model.

@@ -14,6 +14,7 @@ from flwr_kd.client.client import KDClient, Objective
 from flwr_kd.client.own_model import LentModel
 from flwr_kd.client.task import Answer, Task
 from flwr_kd.learning.weights import by_prefix, check_finite_weights, size_of, with_prefix
+from flwr_kd.models import count_parameters
 from flwr_kd.models.given import private_copy
 
 from .config import MOONConfig
@@ -56,6 +57,10 @@ class MOONClient(KDClient[MOONConfig]):
             return F.cross_entropy(self.model.classify(features), y) + config.contrastive_mu * term
 
         return loss
+
+    def held_parameters(self, config: MOONConfig) -> int:
+        """Return the parameters of the model, of the received one and of the previous ones."""
+        return (2 + config.previous_models if config.contrastive_mu else 1) * count_parameters(self.model)
 
     def phase_train(self, task: Task[MOONConfig]) -> Answer:
         """Train on the local data, measure, keep the model as the latest previous one, and return it.

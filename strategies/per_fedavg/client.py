@@ -15,6 +15,7 @@ from flwr_kd.client.client import KDClient, Objective
 from flwr_kd.client.stream import endless_batches, prepared
 from flwr_kd.client.task import Answer, Task
 from flwr_kd.learning.loop import BatchNorms, fit
+from flwr_kd.models import count_parameters
 from flwr_kd.seeding import derive_seed, forked_global_rng
 
 from .config import HESSIAN_FREE, PerFedAvgConfig
@@ -28,6 +29,10 @@ class PerFedAvgClient(KDClient[PerFedAvgConfig]):
     """
 
     config_class = PerFedAvgConfig
+
+    def held_parameters(self, config: PerFedAvgConfig) -> int:
+        """Return the parameters before and after the step to the personal model."""
+        return 2 * count_parameters(self.model)
 
     def phase_train(self, task: Task[PerFedAvgConfig]) -> Answer:
         """Train, return the model, and measure a copy that took the step to the personal model."""

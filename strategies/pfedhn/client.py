@@ -17,6 +17,7 @@ from flwr_kd.client.stream import endless_batches
 from flwr_kd.client.task import Answer, Task
 from flwr_kd.learning.loop import fit, make_optimizer
 from flwr_kd.learning.weights import check_finite_weights, size_of, with_prefix
+from flwr_kd.models import count_parameters
 from flwr_kd.models.feature import find_head
 
 from .config import PFedHNConfig
@@ -88,6 +89,10 @@ class PFedHNClient(KDClient[PFedHNConfig]):
             else:
                 self._slots[name] = value
 
+    def held_parameters(self, config: PFedHNConfig) -> int:
+        """Return the parameters that were produced, and what training makes of them."""
+        return 2 * count_parameters(self.model)
+
     def phase_train(self, task: Task[PFedHNConfig]) -> Answer:
         """Train for the round's batches, and return Δ = θ - θ̃ (algorithm 1).
 
@@ -144,7 +149,7 @@ class PFedHNClient(KDClient[PFedHNConfig]):
         self._slots = kept.tensors()
         return loss
 
-    def _named_arrays(self) -> dict[str, NDArray]:
+    def named_arrays(self) -> dict[str, NDArray]:
         """Return the arrays that are exchanged: what the server produces."""
         return {
             name: parameter.detach().cpu().contiguous().numpy() for name, parameter in self.produced().items()

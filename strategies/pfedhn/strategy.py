@@ -16,6 +16,7 @@ from torch import Tensor
 from flwr_kd.checks import ConfigError
 from flwr_kd.learning.device import resolve_device
 from flwr_kd.learning.weights import by_prefix, check_finite_weights, with_prefix
+from flwr_kd.models import count_parameters
 from flwr_kd.server.records import NDArray, Node, Outgoing, Reply
 from flwr_kd.server.strategy import KDStrategy
 from flwr_kd.server.trained_module import TrainedModule
@@ -147,6 +148,10 @@ class PFedHN(KDStrategy[PFedHNConfig]):
         check_finite_weights(trained.module, "the hypernetwork's weights", option="server-learning-rate")
         self.hypernetwork, self._stepped = trained, True
         return None
+
+    def held_parameters(self) -> int:
+        """Return the parameters of the hypernetwork, the clients' embeddings included."""
+        return 0 if self.hypernetwork is None else count_parameters(self.hypernetwork.module)
 
     def state_arrays(self) -> dict[str, NDArray]:
         """Return the hypernetwork, its optimiser, and what it produces; nothing before its first step."""

@@ -14,6 +14,7 @@ from flwr_kd.client.stream import endless_batches
 from flwr_kd.client.task import Answer, Task
 from flwr_kd.learning.loop import fit, make_optimizer
 from flwr_kd.learning.weights import check_finite_weights, size_of
+from flwr_kd.models import count_parameters
 from flwr_kd.transport import flower_records
 
 from ..fedprox.functional import proximal_term
@@ -38,6 +39,10 @@ class PFedMeClient(KDClient[PFedMeConfig]):
     def kept_bytes(self) -> int:
         """Return the size of θ, with its buffers."""
         return size_of(self.model.state_dict())
+
+    def held_parameters(self, config: PFedMeConfig) -> int:
+        """Return the parameters of the personal model and of the client's own."""
+        return 2 * count_parameters(self.model)
 
     def phase_train(self, task: Task[PFedMeConfig]) -> Answer:
         """Train, measure and keep θ, and return w_i.

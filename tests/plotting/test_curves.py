@@ -64,7 +64,7 @@ def test_the_accuracies_that_are_named_have_a_panel_each():
     assert drawn[2].get_xlabel() == "round\nno global model: fedproto"
     with pytest.raises(ResultError, match="common-top5 was not measured in any run"):
         figure(comparison, ["common-top5"])
-    with pytest.raises(ResultError, match=r"accuracy must be one of .*, got 'common'"):
+    with pytest.raises(ResultError, match=r"unknown accuracy 'common'.*valid: local-accuracy, "):
         figure(comparison, ["common"])
 
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from flwr_kd.results import schema
 from flwr_kd.results.errors import ResultError
+from flwr_kd.results.measures import Target
 from flwr_kd.results.schema import Comparison, RoundResult, RunResult
 from tests.results.examples import a_comparison, a_round, a_run, rendered
 
@@ -298,6 +299,60 @@ def test_common_and_global_accuracies_of_clients_are_kept():
         a_round(common_accuracy=1.5)
 
 
+def test_rounds_bytes_and_seconds_to_a_target():
+    def run(seed, *values):
+        rounds = tuple(
+            a_round(n, local_accuracy=v, global_accuracy=v / 2) for n, v in enumerate(values, start=1)
+        )
+        return a_run(seed=seed, rounds=rounds)
+
+    runs = (run(0, 0.5, 0.9, 0.8), run(1, 0.85, 0.9), run(2, 0.1, 0.2))
+    assert runs[0].to_target(Target(85)) == {
+        "rounds_to_target": 2, "bytes_to_target": 8_000_000, "seconds_to_target": 4.0,
+    }  # fmt: skip
+    assert set(runs[2].to_target(Target(85)).values()) == {None}
+    assert runs[0].to_target(Target(45, "global_accuracy"))["rounds_to_target"] == 2
+    comparison = Comparison({"target": "85"}, {}, "", runs)
+    assert Comparison.from_json(comparison.to_json()) == comparison
+    (row,) = comparison.summary()
+    assert row["rounds_to_target"] == {"mean": 1.5, "std": pytest.approx(0.5**0.5), "n": 2}
+    assert row["bytes_to_target"]["mean"] == 6_000_000
+    assert json.loads(comparison.to_json())["summary"][0]["seconds_to_target"]["mean"] == 3.0
+    assert a_comparison(*runs).target is None
+    assert a_comparison(*runs).summary()[0]["rounds_to_target"]["n"] == 0
+    assert "rounds_to_target" not in json.loads(a_comparison(*runs).to_json())["summary"][0]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("0.85", r"target \(in percent\) must be in \[1, 100\], got '0.85'"),
+        ("101", "must be in"),
+        ("x", "must be in"),
+        ("", "must be in"),
+        ("sum:85", "unknown accuracy .sum.; valid: local-accuracy, "),
+    ],
+)
+def test_a_target_that_cannot_be_read_is_refused(text, message):
+    with pytest.raises(ResultError, match=message):
+        Comparison({"target": text}, {}, "", ())
+
+
+def test_parameters_and_round_trips_are_kept():
+    rounds = (a_round(1, round_trips=4), a_round(2, round_trips=2))
+    run = RunResult("fedprox", 0, rounds, parameters={"trained": 10, "held": 20.5, "server": 10})
+    comparison = a_comparison(run, a_run())
+    assert Comparison.from_json(comparison.to_json()) == comparison
+    first, second = json.loads(comparison.to_json())["summary"]
+    assert first["parameters_held"] == {"mean": 20.5, "std": None, "n": 1}
+    assert first["round_trips"]["mean"] == 3
+    assert "parameters_held" not in second
+    with pytest.raises(ResultError, match="parameters may have trained, held, server, got 'sent'"):
+        RunResult("fedprox", 0, (), parameters={"sent": 1})
+    with pytest.raises(ResultError, match=r"parameters\['held'\] must be a finite number from 0"):
+        RunResult("fedprox", 0, (), parameters={"held": -1})
+
+
 def test_clients_numbers_are_checked_and_kept():
     kept = a_round(clients={"0": {"local_accuracy": 0.5, "local_top5": float("nan")}, "1": {}})
     assert kept.clients == {
@@ -337,6 +392,7 @@ def test_the_fields_are_the_schema():
         "global_on_clients_top5",
         "trained_accuracy",
         "trained_top5",
+        "round_trips",
     ]
     assert schema.SCHEMA_VERSION == 1
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 
 import pytest
@@ -38,8 +39,29 @@ def test_the_columns_that_are_named_are_shown():
     cells = {str(column.header): next(iter(column.cells)) for column in shown.columns[1:]}
     assert list(cells)[:2] == ["global on\nclients %", "local\naccuracy %"]
     assert list(cells.values()) == ["12.50", "50.00", "25.00", "1.00", "3.00", "2.00"]
-    with pytest.raises(ResultError, match=r"column must be one of all, local-accuracy, .*, got 'local'"):
+    with pytest.raises(ResultError, match=r"unknown column 'local'.*valid: all, local-accuracy, "):
         fitting(comparison, 80, ["local"])
+
+
+def test_a_target_has_columns_and_a_line():
+    runs = [
+        a_run(seed=seed, rounds=(a_round(1, local_accuracy=low), a_round(2, local_accuracy=high)))
+        for seed, (low, high) in enumerate([(0.5, 0.9), (0.1, 0.2)])
+    ]
+    comparison = dataclasses.replace(a_comparison(*runs), config={"target": "local:85"})
+    first, *others = fitting(comparison, 80)
+    assert others
+    assert all("to target" not in str(column.header) for column in first.columns)
+    cells = {str(column.header): next(iter(column.cells)) for table in others for column in table.columns[1:]}
+    assert cells["rounds\nto target"] == "2.00\n1 of 2 seeds"
+    assert cells["MB\nto target"] == "8.00\n1 of 2 seeds"
+    assert cells["s\nto target"] == "4.00\n1 of 2 seeds"
+    text = rendered(comparison, width=200)
+    assert "target: local accuracy 85 %; a mean over the seeds that reach it" in text
+    # Without a run that reaches it there are no columns, but the line says which target it was.
+    missed = dataclasses.replace(comparison, config={"target": "global:99"})
+    assert "to target" not in rendered(missed, width=200)
+    assert "target: global accuracy 99 %" in rendered(missed, width=200)
 
 
 def test_differences_are_of_the_accuracies_among_the_columns():
