@@ -52,7 +52,6 @@ __all__ = [
 Splits: TypeAlias = list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]
 """Each client's rows of the training part: those that it trains on, and its test split."""
 _VALIDATION_SHARE = 0.2
-_TEST_FRACTION = 0.25
 
 
 def public_of(experiment: Experiment) -> ArrayDataset:
@@ -87,11 +86,11 @@ def selection_of(options: DataOptions) -> Selection:
     )
 
 
-def samples_before_split(count: int, test_fraction: float = _TEST_FRACTION) -> int:
+def samples_before_split(count: int, test_fraction: float) -> int:
     """Return the smallest number of samples of a client, of which this number are left without its test split.
 
-    >>> samples_before_split(500), samples_before_split(375)
-    (667, 500)
+    >>> samples_before_split(500, 0.25), samples_before_split(375, 0.25), samples_before_split(500, 0.0)
+    (667, 500, 500)
     """
     size = count
     while size - math.floor(size * test_fraction + 0.5) < count:
@@ -121,7 +120,9 @@ def client_splits(experiment: Experiment) -> Splits:
             f"clients={experiment.clients} and their test splits, but there are {found}: take fewer clients or "
             "samples"
         )
-    return _splits(options, experiment.seed, experiment.partition, experiment.clients)
+    return _splits(
+        options, experiment.seed, experiment.partition, experiment.clients, experiment.test_fraction
+    )
 
 
 def bundle_of(experiment: Experiment) -> Bundle:
@@ -255,10 +256,10 @@ def _public(options: DataOptions, seed: int, own: DataSpec | None) -> ArrayDatas
 
 
 @functools.lru_cache(maxsize=2)
-def _splits(options: DataOptions, seed: int, spec: str, clients: int) -> Splits:
+def _splits(options: DataOptions, seed: int, spec: str, clients: int, test_fraction: float) -> Splits:
     labels = _bundle(replace(options, image_size=None), seed).train.y
     parts = partition(labels, spec, num_clients=clients, seed=seed)
     return [
-        split(labels, part, test_fraction=_TEST_FRACTION, seed=derive_seed(seed, "split", i))
+        split(labels, part, test_fraction=test_fraction, seed=derive_seed(seed, "split", i))
         for i, part in enumerate(parts)
     ]

@@ -123,6 +123,7 @@ class Experiment(ExperimentOptions):
             raise ConfigError(f"attackers must be at most clients={self.clients}, got {self.attackers}")
 
     def _check_selection(self) -> None:
+        number("test-fraction", self.test_fraction, 0, 1, open_high=True)
         selection_of(self)
         given = [name for name in _OF_DATA_SET if getattr(self, name) not in (None, False)]
         if self.own is not None and given:
@@ -133,7 +134,7 @@ class Experiment(ExperimentOptions):
         if self.client_samples is None:
             return
         whole_number("client-samples", self.client_samples, 1)
-        limit = self.clients * samples_before_split(self.client_samples)
+        limit = self.clients * samples_before_split(self.client_samples, self.test_fraction)
         if self.limit not in (None, limit):
             raise ConfigError(
                 f"client-samples={self.client_samples} makes limit {limit} for clients={self.clients}: leave limit "

@@ -126,6 +126,9 @@ class ExperimentOptions(DataOptions):
         D; each model's own if None.
     feature_layer : str, optional
         How the models' extractors end, see :func:`flwr_kd.models.build_model`; each model's own if None.
+    test_fraction : float
+        Share of each client's samples that is its test split, in [0, 1). With 0 a client trains on all of them:
+        there is no local accuracy, and the common one says how good its model is.
     fraction_train : float
         Share of the clients drawn per round.
     measure : str
@@ -189,6 +192,11 @@ class ExperimentOptions(DataOptions):
         None,
         "how the extractor ends: relu, linear or batchnorm; the last two give features of both signs; the "
         "model's own if not set",
+    )
+    test_fraction: float = option(
+        0.25,
+        "share of a client's samples that is its test split; with 0 it trains on all, and local accuracy is not "
+        "measured",
     )
     fraction_train: float = option(1.0, "share of the clients drawn per round")
     measure: str = option(

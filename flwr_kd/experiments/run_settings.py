@@ -36,7 +36,7 @@ KEYS = (
         "max-void-rounds",
         "max-examples",
     ),
-    *("timeout", "cores", "measure", "aggregation"),
+    *("timeout", "cores", "measure", "aggregation", "test-fraction"),
     # Read by apps' own files.
     "reproducible-noise",
 )
@@ -79,6 +79,9 @@ def experiment(context: Context, clients: int | None = None) -> Experiment:
         fraction_train=fraction_train(context),
         aggregation=aggregation(context),
         measure=measure(context),
+        test_fraction=number(
+            "test-fraction", settings.get("test-fraction", Experiment.test_fraction), 0, 1, open_high=True
+        ),
         # For apps whose server needs public data: no client may have the samples that are held back for it.
         public=str(settings.get("public", "")) or None,
         public_limit=whole(context, "public-limit", Experiment.public_limit),
@@ -98,6 +101,12 @@ def _own_spec(context: Context) -> DataSpec | None:
     for name in ("limit", "test-limit", "imbalance"):
         if value := settings.get(name, 0):
             raise ConfigError(f"{name} must be 0 with classes: it cuts a data set; got {value!r}")
+    fraction = settings.get("test-fraction", Experiment.test_fraction)
+    if fraction != Experiment.test_fraction:
+        raise ConfigError(
+            f"test-fraction must be {Experiment.test_fraction:g} with classes: it divides a data set, and a client's "
+            f"own data has a folder test/, or a fifth is its test part; got {fraction!r}"
+        )
     return DataSpec.parse(classes, shape)
 
 

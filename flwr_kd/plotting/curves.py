@@ -59,7 +59,8 @@ def figure(comparison: Comparison, accuracies: Sequence[str] = ()) -> Figure:
     """Draw accuracies over rounds, one line per method: a panel for each of them.
 
     Without ``accuracies`` these are local and global accuracy. If no method has a global model, but a server's own
-    model was measured, that one takes its place; without either there is only the local accuracy.
+    model was measured, that one takes its place; without either there is only the local accuracy. Common accuracy
+    takes the place of local accuracy where that was not measured.
 
     Local and common accuracy are those of the clients that took part in each round, also in the last one.
 
@@ -153,7 +154,11 @@ def _shown(comparison: Comparison, names: Sequence[str]) -> list[Accuracy]:
                     f"{panel.name.replace('_', '-')} was not measured in any run of this result"
                 )
         return panels
-    first, *others = chosen(("local_accuracy", "global_accuracy", "server_accuracy"))
+    local, common, *others = chosen(
+        ("local_accuracy", "common_accuracy", "global_accuracy", "server_accuracy")
+    )
+    # Without local accuracy, clients train on all of their samples.
+    first = common if measured(common) and not measured(local) else local
     return [first, *[panel for panel in others if measured(panel)][:1]]
 
 

@@ -33,8 +33,9 @@ def table(comparison: Comparison, columns: Sequence[str] = ()) -> Table:
     columns : sequence of str
         Names in :data:`flwr_kd.results.columns.COLUMNS`, or ``all`` for those that have a value. If empty: local
         and global accuracy, bytes and seconds, which fit into 80 columns; a server's own model has a column if
-        there is one, with which the table fits into 97. If the comparison has a target that any run reaches,
-        rounds, bytes and seconds to it follow.
+        there is one, with which the table fits into 97. Common accuracy takes the place of local accuracy where
+        that was not measured. If the comparison has a target that any run reaches, rounds, bytes and seconds to it
+        follow.
 
     Raises
     ------
@@ -76,15 +77,16 @@ def _chosen(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[str
             for name in names
             for column in ([name] if name != "all" else [m for m in measured if m not in names])
         ]
-    left_out = set()
+    usual, to_target = [*_USUAL], [name for name in measured if name.endswith("_to_target")]
     if "server_accuracy" not in measured:
-        left_out = {"server_accuracy"}
+        usual.remove("server_accuracy")
     elif "global_accuracy" not in measured:
         # The table becomes wider, unless no method has a global model.
-        left_out = {"global_accuracy"}
-    to_target = [name for name in COLUMNS if name.endswith("_to_target")]
-    usual = [name for name in _USUAL if name not in left_out]
-    return [*usual, *to_target] if any(name in measured for name in to_target) else usual
+        usual.remove("global_accuracy")
+    if "local_accuracy" not in measured and "common_accuracy" in measured:
+        # Clients train on all of their samples.
+        usual[0] = "common_accuracy"
+    return [*usual, *to_target]
 
 
 def difference_table(comparison: Comparison, columns: Sequence[str] = ()) -> Table | None:
@@ -104,8 +106,8 @@ def difference_table(comparison: Comparison, columns: Sequence[str] = ()) -> Tab
     from rich.table import Table
     from rich.text import Text
 
-    names = check_columns(columns) or ["local_accuracy", "global_accuracy", "server_accuracy"]
-    accuracies = [ACCURACIES[name] for name in _chosen(comparison.summary(), names) if name in ACCURACIES]
+    names = _chosen(comparison.summary(), check_columns(columns))
+    accuracies = [ACCURACIES[name] for name in names if name in ACCURACIES]
     shares = {each.title: differences(comparison, each.name) for each in accuracies}
     shares = {title: column for title, column in shares.items() if any(column.values())}
     found = [each for column in shares.values() for each in column.values() if each is not None]

@@ -462,3 +462,26 @@ def test_measured_rounds_change_no_other_number() -> None:
         assert same.items() <= other.items()
         assert all(set(client) == {"local_accuracy", "local_top5"} for client in one["clients"].values())
         assert other["common_accuracy"] == np.mean([c["common_accuracy"] for c in other["clients"].values()])
+
+
+def test_without_test_splits_clients_train_on_all_samples_and_common_accuracy_is_measured() -> None:
+    method, every = registry.get("fedproto"), Experiment(**SMALL, measure="every:1", test_fraction=0)
+    result = run(method, every)
+    assert sum(map(sum, result.histogram)) == SMALL["limit"]
+    assert all(len(test) == 0 for _, test in client_splits(every))
+    for each in result.rounds:
+        assert (each.local_accuracy, each.local_top5) == (None, None)
+        assert each.common_accuracy is not None
+        assert sorted(each.clients) == ["0", "1", "2"]
+    half = client_splits(Experiment(**SMALL, test_fraction=0.5))
+    assert [len(train) - len(test) in (-1, 0, 1) for train, test in half] == [True] * 3
+    for value in (-0.1, 1, "0.25"):
+        with pytest.raises(
+            ConfigError, match=r"test-fraction must be .* from 0 to below 1|test-fraction must be"
+        ):
+            Experiment(test_fraction=value)  # type: ignore[arg-type]
+
+
+def test_client_samples_count_with_the_share_of_the_test_split() -> None:
+    for fraction, limit in ((0.25, 2 * 53), (0.0, 2 * 40)):
+        assert Experiment(clients=2, client_samples=40, test_fraction=fraction).limit == limit

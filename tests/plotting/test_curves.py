@@ -68,6 +68,12 @@ def test_the_accuracies_that_are_named_have_a_panel_each():
         figure(comparison, ["common"])
 
 
+def test_common_accuracy_is_drawn_where_there_is_no_local_one():
+    rounds = (RoundResult(1, None, 0.5, None, 1, 1, 1.0, 2, 0, common_accuracy=0.25),)
+    drawn = figure(a_comparison(RunResult("fedavg", 0, rounds))).axes
+    assert [axes.get_ylabel() for axes in drawn] == ["common accuracy (%)", "global accuracy (%)"]
+
+
 def test_local_accuracy_is_that_of_the_clients_that_took_part_in_each_round():
     clients = {"0": {"local_accuracy": 0.8}, "1": {"local_accuracy": 0.2}}
     rounds = (

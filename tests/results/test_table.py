@@ -64,6 +64,16 @@ def test_a_target_has_columns_and_a_line():
     assert "target: global accuracy 99 %" in rendered(missed, width=200)
 
 
+def test_common_accuracy_is_shown_where_there_is_no_local_one():
+    rounds = (a_round(local_accuracy=None, common_accuracy=0.25, global_accuracy=0.5),)
+    comparison = a_comparison(*(a_run(m, s, rounds=rounds) for m in ("fedavg", "fedprox") for s in (0, 1)))
+    first, second = fitting(comparison, 80)
+    assert [str(column.header).split()[0] for column in first.columns] == [
+        "method", "common", "global", "MB", "MB", "s",
+    ]  # fmt: skip
+    assert [str(column.header).split()[0] for column in second.columns] == ["method", "common", "global"]
+
+
 def test_differences_are_of_the_accuracies_among_the_columns():
     runs = [
         a_run(method, seed, rounds=(a_round(common_accuracy=(seed + offset) / 10),))
