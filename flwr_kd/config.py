@@ -20,12 +20,14 @@ from flwr_kd.checks import ConfigError, Scalar, allowed, checked
 from flwr_kd.text import similar, unknown_name
 
 __all__ = [
+    "AVERAGE",
     "KNOWLEDGE",
     "ConfigT",
     "LocalStepsConfig",
     "MethodConfig",
     "StepDecayConfig",
     "StepsConfig",
+    "global_model",
     "hyper",
     "knowledge_control",
     "meant",
@@ -269,6 +271,23 @@ class MethodConfig:
     def decay_at(self, server_round: int) -> float:
         """Return the factor on learning rates in a round, counted from 1."""
         return self.lr_decay ** ((server_round - 1) // self.lr_decay_every)
+
+
+AVERAGE = "average"
+
+
+def global_model() -> Any:
+    """Declare ``global-model``, for methods whose clients exchange no weights and may have a mean of them measured.
+
+    A field of a :class:`MethodConfig`, of this name. The method's client derives from
+    :class:`flwr_kd.client.shared_model.SharedModelClient`.
+    """
+    return hyper(
+        "none",
+        "average: after each round the server averages the clients' weights, and measures the mean as global "
+        "model; no client gets it",
+        choices=("none", AVERAGE),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

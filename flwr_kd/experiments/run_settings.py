@@ -104,8 +104,8 @@ def _own_spec(context: Context) -> DataSpec | None:
     fraction = settings.get("test-fraction", Experiment.test_fraction)
     if fraction != Experiment.test_fraction:
         raise ConfigError(
-            f"test-fraction must be {Experiment.test_fraction:g} with classes: it divides a data set, and a client's "
-            f"own data has a folder test/, or a fifth is its test part; got {fraction!r}"
+            f"test-fraction must be {Experiment.test_fraction:g} with classes, since it divides a data set: the "
+            f"test part of own data is its folder test/, else a fifth; got {fraction!r}"
         )
     return DataSpec.parse(classes, shape)
 

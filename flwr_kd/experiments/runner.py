@@ -19,8 +19,9 @@ from flwr.serverapp import Grid
 from torch.utils.data import Dataset
 
 from flwr_kd import registry
+from flwr_kd.checks import ConfigError
 from flwr_kd.client.own_model import LentModel
-from flwr_kd.config import MethodConfig
+from flwr_kd.config import AVERAGE, MethodConfig
 from flwr_kd.data import (
     Bundle,
     augmentation,
@@ -51,11 +52,13 @@ from flwr_kd.models.reused import ModelPool
 from flwr_kd.results.measures import ACCURACIES
 from flwr_kd.results.schema import RoundResult, RunResult
 from flwr_kd.seeding import derive_seed
+from flwr_kd.server.averaged_model import averages_models
 from flwr_kd.server.checkpoint import Checkpoint
 from flwr_kd.server.parameters import parameters_of
 from flwr_kd.server.records import KDResult, RoundStats
 from flwr_kd.server.strategy import KDStrategy
 from flwr_kd.transport.inline_grid import InlineGrid
+from flwr_kd.wording import assignment, option
 
 __all__ = [
     "LARGE_STATE",
@@ -153,7 +156,8 @@ def run(
     initial = ArrayRecord(experiment.build_model().state_dict()) if strategy.sends_weights else ArrayRecord()
     outcome = _Outcome()
     trajectory = _trajectory(method, experiment, folder)
-    evaluate = _evaluate_fn(method, experiment, bundle, trajectory)
+    measured = method.global_model or averages_models(config)
+    evaluate = _evaluate_fn(experiment, bundle if measured else None, trajectory)
 
     def serve(grid: Grid) -> None:
         try:
@@ -194,11 +198,11 @@ def _trajectory(
 
 
 def _evaluate_fn(
-    method: registry.Method, experiment: Experiment, bundle: Bundle, trajectory: Trajectory | None
+    experiment: Experiment, bundle: Bundle | None, trajectory: Trajectory | None
 ) -> Callable[[int, ArrayRecord], MetricRecord | None] | None:
-    """Return what is done with the global model after each round; None if that is nothing."""
+    """Return what is done with the global model after each round; None if that is nothing, or without a bundle."""
     measure = None
-    if method.global_model and len(bundle.test):
+    if bundle is not None and len(bundle.test):
         measure = evaluator(
             experiment.build_model, bundle, threads=experiment.workers, device=experiment.device
         )
@@ -244,6 +248,11 @@ def check(experiment: Experiment, config: MethodConfig, method: registry.Method 
     for index in range(len(experiment.models)):
         experiment.build_model(index)
     if method is not None:
+        if averages_models(config) and len(set(experiment.models)) > 1:
+            raise ConfigError(
+                f"{assignment('global_model', AVERAGE)} needs the same model at all clients, got "
+                f"{option('model', str(experiment.model))}: leave one of them out"
+            )
         method.strategy(
             config,
             **server_options(method, experiment),

@@ -15,6 +15,7 @@ from flwr.serverapp.strategy import Strategy
 
 from flwr_kd.config import meant
 from flwr_kd.measured_rounds import MeasuredRounds
+from flwr_kd.server.averaged_model import averages_models
 from flwr_kd.server.measurements import summarise
 from flwr_kd.server.records import Node, RoundStats
 from flwr_kd.server.replies import TooFewReplies
@@ -155,7 +156,7 @@ class FlowerLoop(Strategy):
         lines = unread_in_start(self.config, scalars, strategy=name, reserved=flower_records.SET_BY_RUN)
         unused = bool(arrays) and not self.uses_initial_arrays
         missing = without_global_model(name, unused, evaluate_fn is not None)
-        if not self.sends_weights and missing is not None:
+        if not (self.sends_weights or averages_models(self.config)) and missing is not None:
             lines.append(missing)
         for line in lines:
             log(WARNING, "%s", line)

@@ -6,11 +6,18 @@ import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from flwr_kd.checks import ConfigError
+from flwr_kd.checks import ConfigError, whole_number
 from flwr_kd.config import meant
 from flwr_kd.text import unknown_name
 
-__all__ = ["check_options", "option_names", "take_renamed"]
+__all__ = ["check_options", "check_whole_numbers", "option_names", "take_renamed"]
+
+_RANGES = {
+    "min_evaluate_nodes": (0, 2**31),
+    "max_payload_bytes": (1, 2**31 - 2**20),
+    "max_examples": (1, 2**53),
+}
+"""Ranges of whole numbers that are not those of the others."""
 
 _RENAMED = {
     "fraction_fit": "fraction_train",
@@ -157,3 +164,16 @@ def check_options(strategy: type, options: Iterable[str], hyperparameters: Itera
         if name in _ADVICE:
             raise ConfigError(f"{strategy.__name__} has no option {name!r}: {_ADVICE[name]}")
         raise ConfigError(unknown_name("hyper-parameter or option", name, names, meant=meant(name, names)))
+
+
+def check_whole_numbers(**values: int | None) -> None:
+    """Check a strategy's whole numbers; ``max_examples`` may be None.
+
+    Raises
+    ------
+    ConfigError
+        If one is out of its range.
+    """
+    for name, value in values.items():
+        if value is not None or name != "max_examples":
+            whole_number(name, value, *_RANGES.get(name, (1, 2**31)))

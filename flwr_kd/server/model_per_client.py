@@ -11,6 +11,7 @@ from flwr_kd.checks import whole_number
 from flwr_kd.config import ConfigT
 from flwr_kd.learning.weights import with_prefix
 from flwr_kd.server.model_store import MODEL_MEMORY, ModelStore
+from flwr_kd.server.parameters import in_model
 from flwr_kd.server.records import NDArray, Node
 from flwr_kd.server.strategy import KDStrategy
 from flwr_kd.transport.payload import PayloadT
@@ -92,9 +93,7 @@ class ModelPerClient(KDStrategy[ConfigT, PayloadT]):
 
     def held_parameters(self) -> int:
         """Return the parameters of all clients' models."""
-        nodes = self.current_run.roster.nodes.values()
-        buffers = next((node.template.buffers for node in nodes if node.template.buffers), ())
-        return len(self.models) * self.architecture.size(without=buffers)
+        return len(self.models) * in_model(self, self.architecture)
 
     def state_arrays(self) -> dict[str, NDArray]:
         """Return the models; nothing before the first replies."""

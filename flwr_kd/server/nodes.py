@@ -130,6 +130,17 @@ class Roster:
             )
         return first[0]
 
+    def unlike(self, node: Node) -> str | None:
+        """Say how a client's numbers of classes and features differ from those of most clients; None if not."""
+        classes, features = self.common(
+            lambda other: (other.num_classes, other.feature_dim),
+            node,
+            shown=lambda sizes: f"{sizes[0]} classes and {sizes[1]} features",
+        )
+        if (node.num_classes, node.feature_dim) != (classes, features):
+            return f"{node.num_classes} classes and {node.feature_dim} features, expected {classes} and {features}"
+        return None
+
     def wait(self, grid: Grid, least: int) -> list[Node]:
         """Wait for enough fitting nodes, and return them. In a simulation, none may be registered at first.
 

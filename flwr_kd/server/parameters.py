@@ -5,10 +5,12 @@ from __future__ import annotations
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from flwr_kd.transport.template import ArrayTemplate
+
 if TYPE_CHECKING:
     from flwr_kd.server.strategy import KDStrategy
 
-__all__ = ["parameters_of"]
+__all__ = ["in_model", "parameters_of"]
 
 
 def parameters_of(strategy: KDStrategy[Any, Any]) -> dict[str, float]:
@@ -27,3 +29,10 @@ def parameters_of(strategy: KDStrategy[Any, Any]) -> dict[str, float]:
         counts["trained"] = fmean(node.num_parameters for node in nodes)
         counts["held"] = fmean(node.num_held for node in nodes)
     return counts
+
+
+def in_model(strategy: KDStrategy[Any, Any], template: ArrayTemplate) -> int:
+    """Return the number of parameters of a model; its buffers, as clients name them, are left out."""
+    nodes = strategy.current_run.roster.nodes.values()
+    buffers = next((node.template.buffers for node in nodes if node.template.buffers), ())
+    return template.size(without=buffers)

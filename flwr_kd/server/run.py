@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from logging import INFO, WARNING
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from flwr.serverapp import Grid
 
 from flwr_kd.checks import ConfigError
 from flwr_kd.learning.allocator import keep_freed_memory
+from flwr_kd.server.averaged_model import difference_of_models, measured_model
 from flwr_kd.server.checkpoint import CHECKPOINT, Checkpoint, CheckpointWriter, partitions_of
 from flwr_kd.server.last_round import measure_global, measure_others
 from flwr_kd.server.measurements import mean_evaluation, summarise
@@ -21,6 +22,7 @@ from flwr_kd.server.messages import Messages, PersonalRounds, StepCount
 from flwr_kd.server.nodes import Roster, draw
 from flwr_kd.server.records import KDResult, Node, Outgoing, Reply, RoundStats, VoidRoundsError
 from flwr_kd.server.replies import Replies, ReplyChecker, TooFewReplies, evaluations
+from flwr_kd.server.restored import restore
 from flwr_kd.server.wrappers import check_clipped
 from flwr_kd.text import first_line
 from flwr_kd.transport import flower_records
@@ -118,7 +120,8 @@ class Run:
         keep_freed_memory()
         strategy, result = self.strategy, KDResult()
         result.arrays = arrays
-        self._evaluate_at_server(evaluate_fn, first_round - 1, arrays, result)
+        if strategy.sends_weights:
+            self._evaluate_at_server(evaluate_fn, first_round - 1, arrays, result)
         nodes = self.roster.wait(grid, strategy.min_available_nodes)
         self.partitions = partitions_of(nodes, self.resumed_partitions, strategy.checkpoint_dir)
         strategy.begin(nodes)
@@ -173,7 +176,9 @@ class Run:
         if server_round == strategy.num_rounds:
             measure_others(self, grid, arrays, replies, evaluate_config)
         measure_global(self, grid, arrays, evaluate_config)
-        self._evaluate_at_server(evaluate_fn, server_round, arrays, result)
+        if evaluate_fn is not None:
+            model = measured_model(self, grid, arrays, replies, train_config)
+            self._evaluate_at_server(evaluate_fn, server_round, model, result)
         result.rounds.append(stats)
         if strategy.on_round is not None:
             strategy.on_round(stats)
@@ -285,9 +290,19 @@ class Run:
         return Messages(scalars, self.timeout, strategy.max_payload_bytes)
 
     def train_messages(
-        self, phase: str, server_round: int, outgoing: list[Outgoing], extra: Mapping[str, Any] | None = None
+        self,
+        phase: str,
+        server_round: int,
+        outgoing: list[Outgoing],
+        extra: Mapping[str, Any] | None = None,
+        *,
+        stats: RoundStats | None = None,
+        names_of: Callable[[Node], Sequence[str]] | None = None,
     ) -> list[Message]:
-        """Return a phase's messages in the order of partition ids, and count their bytes."""
+        """Return a phase's messages in the order of partition ids, and count their bytes in the round's statistics.
+
+        A phase that is no part of the method has ``stats`` and ``names_of`` of its own.
+        """
         strategy = self.strategy
         # Without checkpoints nothing is ever resumed: clients need nothing older than the round before.
         saved = whole = server_round - 1
@@ -299,8 +314,8 @@ class Run:
             phase,
             server_round,
             outgoing,
-            strategy.stats,
-            names_of=lambda node: strategy.template_of(node).names,
+            stats or strategy.stats,
+            names_of=names_of or (lambda node: strategy.template_of(node).names),
             personal=lambda node: {
                 **self.personal.ask(
                     node, server_round, first_phase=phase == strategy.phases[0], saved=saved, whole=whole
@@ -375,10 +390,10 @@ class Run:
         return True
 
     def _evaluate_at_server(
-        self, evaluate_fn: EvaluateFn | None, server_round: int, arrays: ArrayRecord, result: KDResult
+        self, evaluate_fn: EvaluateFn | None, server_round: int, arrays: ArrayRecord | None, result: KDResult
     ) -> None:
         """Call the user's function; before the first round its accuracy belongs to no round."""
-        if evaluate_fn is None or not self.strategy.sends_weights:
+        if evaluate_fn is None or arrays is None:
             return
         metrics = evaluate_fn(server_round, arrays)
         if metrics is None:
@@ -391,7 +406,7 @@ class Run:
 
     def _refusal(self, node: Node) -> str | None:
         try:
-            refusal = self.strategy.accept_node(node)
+            refusal = self.strategy.accept_node(node) or difference_of_models(self, node)
             if refusal is None:
                 self.strategy.config.check_classes(node.num_classes)
                 known = {*self.strategy.template.constants, *self.strategy.template_of(node).constants}
@@ -472,30 +487,4 @@ class Run:
             If it was written by another method or version, has other arrays than ``initial_arrays`` or values that
             cannot be, or is of a later round than the last one that is planned.
         """
-        strategy = self.strategy
-        if strategy.checkpoint_dir is None:
-            return None
-        checkpoint = Checkpoint.load(strategy.checkpoint_dir, type(strategy).__name__)
-        if checkpoint is None:
-            return None
-        if (checkpoint.config, checkpoint.seed) != (strategy.config.to_wire(), strategy.seed):
-            log(
-                WARNING,
-                "the checkpoint was written with other hyper-parameters or another seed: %s, seed %d",
-                checkpoint.config,
-                checkpoint.seed,
-            )
-        path = strategy.checkpoint_dir / CHECKPOINT
-        if 0 < strategy.num_rounds < checkpoint.server_round:
-            raise ConfigError(
-                f"{path} is a checkpoint of round {checkpoint.server_round}, and num_rounds is "
-                f"{strategy.num_rounds}: it is the number of the last round, those before the checkpoint included"
-            )
-        restored = checkpoint.global_arrays(strategy.template, path)
-        try:
-            strategy.load_state_arrays(checkpoint.state)
-        except (ConfigError, ValueError, KeyError, TypeError) as error:
-            raise ConfigError(f"{path} cannot be used: {first_line(error)}") from None
-        self.resumed_partitions, self.steps.taken = checkpoint.partitions, checkpoint.steps
-        self.key, self.personal.trained = checkpoint.run or self.key, dict(checkpoint.trained)
-        return checkpoint.server_round, restored
+        return restore(self)

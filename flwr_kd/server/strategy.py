@@ -23,8 +23,9 @@ from flwr_kd.learning.cores import available_cores
 from flwr_kd.measured_rounds import MeasuredRounds
 from flwr_kd.server.aggregation import Average, Mean, Rule, average_by, new_mean
 from flwr_kd.server.flower_loop import FlowerLoop
-from flwr_kd.server.flower_options import check_options, take_renamed
+from flwr_kd.server.flower_options import check_options, check_whole_numbers, take_renamed
 from flwr_kd.server.nodes import draw
+from flwr_kd.server.parameters import in_model
 from flwr_kd.server.records import KDResult, NDArray, Node, Outgoing, Reply, RoundStats
 from flwr_kd.server.run import Run
 from flwr_kd.transport.payload import MAX_PAYLOAD_BYTES, Payload, PayloadT
@@ -176,15 +177,13 @@ class KDStrategy(FlowerLoop, Generic[ConfigT, PayloadT]):
                 f"{assignment('personalize_epochs', 0)} expected: {type(self).__name__} has no global model that "
                 f"clients could fine-tune, got {self.config.personalize_epochs}"
             )
+        check_whole_numbers(
+            min_train_nodes=min_train_nodes, min_evaluate_nodes=min_evaluate_nodes,
+            min_available_nodes=min_available_nodes, max_void_rounds=max_void_rounds,
+            max_payload_bytes=max_payload_bytes, max_examples=max_examples,
+        )  # fmt: skip
         share("fraction_train", fraction_train, open_low=True)
         share("fraction_evaluate", fraction_evaluate)
-        whole_number("min_train_nodes", min_train_nodes, 1, 2**31)
-        whole_number("min_evaluate_nodes", min_evaluate_nodes, 0, 2**31)
-        whole_number("min_available_nodes", min_available_nodes, 1, 2**31)
-        whole_number("max_void_rounds", max_void_rounds, 1, 2**31)
-        whole_number("max_payload_bytes", max_payload_bytes, 1, 2**31 - 2**20)
-        if max_examples is not None:
-            whole_number("max_examples", max_examples, 1, 2**53)
         number("checkpoint_seconds", checkpoint_seconds, 0)
         self.rule = Rule.parse(aggregation)
         self.aggregation = str(self.rule)
@@ -198,14 +197,13 @@ class KDStrategy(FlowerLoop, Generic[ConfigT, PayloadT]):
             log(WARNING, "min_evaluate_nodes=%d has no effect without fraction_evaluate", min_evaluate_nodes)
         self.min_train_nodes, self.min_available_nodes = min_train_nodes, min_available_nodes
         self.min_evaluate_nodes = min_evaluate_nodes
-        self.measured_rounds = MeasuredRounds.parse(measure)
+        self.measure, self.measured_rounds = measure, MeasuredRounds.parse(measure)
         self.seed, self.max_payload_bytes = seed, max_payload_bytes
         self.max_void_rounds, self.given_max_examples = max_void_rounds, max_examples
         self.checkpoint_dir = None if checkpoint_dir is None else Path(checkpoint_dir)
         self.resume, self.on_round, self.checkpoint_seconds = resume, on_round, checkpoint_seconds
         self.template = ArrayTemplate()
-        self.stats = RoundStats(0)
-        self.num_rounds = 0
+        self.stats, self.num_rounds = RoundStats(0), 0
         self.current_run = Run(self)
 
     # ------------------------------------------------------------------ hooks, as a run and its rounds call them
@@ -345,9 +343,7 @@ class KDStrategy(FlowerLoop, Generic[ConfigT, PayloadT]):
         """
         if not self.sends_weights:
             return 0
-        nodes = self.current_run.roster.nodes.values()
-        buffers = next((node.template.buffers for node in nodes if node.template.buffers), ())
-        return self.template.size(without=buffers)
+        return in_model(self, self.template)
 
     def state_arrays(self) -> dict[str, NDArray]:
         """Return the method's own state as named arrays, for a checkpoint; none by default.
@@ -410,14 +406,7 @@ class KDStrategy(FlowerLoop, Generic[ConfigT, PayloadT]):
 
     def unlike(self, node: Node) -> str | None:
         """Say how a client's numbers of classes and features differ from those of most clients; None if not."""
-        classes, features = self.common(
-            lambda other: (other.num_classes, other.feature_dim),
-            node,
-            shown=lambda sizes: f"{sizes[0]} classes and {sizes[1]} features",
-        )
-        if (node.num_classes, node.feature_dim) != (classes, features):
-            return f"{node.num_classes} classes and {node.feature_dim} features, expected {classes} and {features}"
-        return None
+        return self.current_run.roster.unlike(node)
 
     # ------------------------------------------------------------------ Flower's interface
 
@@ -448,7 +437,8 @@ class KDStrategy(FlowerLoop, Generic[ConfigT, PayloadT]):
             Further scalars for the clients. Not changed.
         evaluate_fn : callable, optional
             Called with the round (0: before the first) and the global arrays. A metric named ``accuracy`` becomes
-            the round's global accuracy, ``top5`` its top-5 accuracy. Never called where there is no global model.
+            the round's global accuracy, ``top5`` its top-5 accuracy. Never called where there is no global model,
+            unless ``global-model=average`` has the mean of the clients' models measured.
 
         Returns
         -------

@@ -38,6 +38,7 @@ register(
         ),
         sizes_path="flwr_kd.public_data.formula:sizes",
         public_at="clients",
+        client_options={"shares_model": True},
         heterogeneous=True,
         variants={"float16": Variant(("precision=float16",))},
         rules_path="flwr_kd.public_data.rules:RULES",

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from flwr_kd.checks import ConfigError
+from flwr_kd.client.shared_model import SharedModelClient
 from flwr_kd.client.task import Task
 from flwr_kd.learning.batches import Batches
 from flwr_kd.learning.loop import fit, make_optimizer
@@ -17,7 +18,7 @@ from flwr_kd.public_data.client import PublicKnowledgeClient
 from .config import FedMDConfig
 
 
-class FedMDClient(PublicKnowledgeClient[FedMDConfig]):
+class FedMDClient(SharedModelClient[FedMDConfig], PublicKnowledgeClient[FedMDConfig]):
     """Trains on its own data, predicts public samples, and learns the mean of all predictions.
 
     With ``warmup-epochs`` it trains on the public data's labels before its first training in a run; these must then

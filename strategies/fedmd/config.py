@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from flwr_kd.checks import ConfigError
-from flwr_kd.config import hyper
+from flwr_kd.config import global_model, hyper
 from flwr_kd.public_data.config import PublicKnowledgeConfig
 
 
@@ -11,6 +11,7 @@ from flwr_kd.public_data.config import PublicKnowledgeConfig
 class FedMDConfig(PublicKnowledgeConfig):
     """FedMD with the values of KT-pFL's comparison (its appendix B.2)."""
 
+    global_model: str = global_model()
     warmup_epochs: int = hyper(
         0,
         "passes over the labelled public data before a client's first training; FedMD's transfer learning",

@@ -54,6 +54,7 @@ register(
             Sent("train", "up", "knowledge", (Term("K·D"),), _SOURCE, PER_CLASS),
         ),
         heterogeneous=True,
+        client_options={"shares_model": True},
         rules_path=f"{__name__}.rules:RULES",
     )
 )

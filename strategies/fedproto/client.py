@@ -5,7 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional as F
 
-from flwr_kd.client.client import KDClient, Objective
+from flwr_kd.client.client import Objective
+from flwr_kd.client.shared_model import SharedModelClient
 from flwr_kd.client.task import Task
 
 from .config import FedProtoConfig
@@ -13,7 +14,7 @@ from .functional import class_means, prototype_loss
 from .messages import Prototypes, pack, unpack
 
 
-class FedProtoClient(KDClient[FedProtoConfig]):
+class FedProtoClient(SharedModelClient[FedProtoConfig]):
     """Cross-entropy plus λ times the distance of the batch's prototypes to the global ones.
 
     The model stays at the client, in ``context.state`` or its ``state-dir``.

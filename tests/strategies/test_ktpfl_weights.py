@@ -396,7 +396,8 @@ class TestWeights:
         assert "no model of this round's training is kept here" in errors[1, "distill", 2]
         assert "StateError" in errors[1, "distill", 2]
         assert [(stats.participants, stats.failures) for stats in result.rounds] == [(4, 1), (4, 0)]
-        assert set(result.rounds[0].clients) == {0, 1, 3}
+        measured = {key for key, values in result.rounds[0].clients.items() if "local-accuracy" in values}
+        assert measured == {0, 1, 3}
 
     def test_dtypes_may_differ(self) -> None:
         run = weights_party()
