@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from logging import INFO, WARNING
 from typing import Any, ClassVar, Generic, NamedTuple
 
@@ -18,7 +19,7 @@ from flwr_kd.checks import ConfigError
 from flwr_kd.distillation.config import DistillationConfig, DistillationConfigT
 from flwr_kd.distillation.samples import batches_on, check_all_present, check_samples, read_samples, try_model
 from flwr_kd.distillation.student import Distillation, distil_student, mean_without
-from flwr_kd.distillation.teachers import Matching, Teachers, mixed_means
+from flwr_kd.distillation.teachers import Matching, Teachers, by_rule, mixed_means
 from flwr_kd.learning.batches import Batches
 from flwr_kd.learning.device import resolve_device
 from flwr_kd.learning.weights import get_weights
@@ -276,6 +277,7 @@ class DistillingStrategy(KDStrategy[DistillationConfigT], Generic[DistillationCo
     """
 
     config_class = DistillationConfig
+    averages_knowledge = True
     samples_are: ClassVar[str] = "public_set"
     """Name of the samples in errors."""
 
@@ -323,6 +325,7 @@ class DistillingStrategy(KDStrategy[DistillationConfigT], Generic[DistillationCo
             steps_before=self.current_run.steps.taken,
         )
         group = group._replace(average=self.averaging())
+        how = replace(how, matching=by_rule(how.matching, self.knowledge_aggregation))
         self.current_run.steps.add(self.config, how.planned_steps(len(group.distiller.samples)))
         (result,) = distil_groups([group], how, server_round=server_round)
         # None is only possible beside another group.

@@ -6,7 +6,7 @@ Teachers may have different architectures: each group runs in a model of its own
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy.typing as npt
@@ -17,9 +17,9 @@ from torch.nn import functional as F
 from flwr_kd.distillation.config import AVERAGES
 from flwr_kd.learning.cores import Copies, Cores, draws_at_random
 from flwr_kd.learning.weights import load_weights
-from flwr_kd.server.aggregation import shares
+from flwr_kd.server.aggregation import MEAN, Rule, knowledge_rule, robust_average, shares
 
-__all__ = ["Matching", "Teachers", "ensemble_means", "mixed_means", "soft_labels"]
+__all__ = ["Matching", "Teachers", "by_rule", "ensemble_means", "mixed_means", "soft_labels"]
 
 NDArray = npt.NDArray[Any]
 Weights = Mapping[str, NDArray]
@@ -47,6 +47,10 @@ class Matching:
         Whether the student is in training mode, without dropout if not. The mode of its BatchNorm layers is the
         config's ``distill-batchnorm``. Where both are in eval mode, the gradient is zero for a student that equals
         its only teacher.
+    rule : Rule
+        In place of the weighted mean over the teachers, ``median`` or ``trimmed-mean`` of each number: then all
+        teachers weigh the same, since sample counts are claims. Of several architectures each group has its own,
+        and the groups are averaged.
     """
 
     outputs: Callable[[nn.Module, Tensor], Outputs]
@@ -54,6 +58,7 @@ class Matching:
     shared: Callable[[Outputs], Outputs] = lambda outputs: outputs
     targets: Callable[[Outputs], Outputs] = lambda means: means
     training: bool = True
+    rule: Rule = MEAN
 
 
 def soft_labels(average: str = "probabilities") -> Matching:
@@ -92,6 +97,17 @@ def soft_labels(average: str = "probabilities") -> Matching:
     if average == "logits":
         return Matching(outputs, loss, targets=probabilities)
     return Matching(outputs, loss, shared=probabilities)
+
+
+def by_rule(matching: Matching, rule: object) -> Matching:
+    """Return a matching whose teachers are averaged by a rule: ``mean``, ``median`` or ``trimmed-mean:SHARE``.
+
+    Raises
+    ------
+    ConfigError
+        If it is another rule.
+    """
+    return replace(matching, rule=knowledge_rule(rule))
 
 
 def ensemble_means(
@@ -238,11 +254,16 @@ def _means_of(
         bad: set[int] = set()
         for block in _blocks(inputs()):
             total: Outputs | None = None
+            robust: list[Outputs] = []
             for k, outputs in _outputs_of(model, {k: teachers[k] for k in usable}, block, matching, cores):
-                if all(bool(torch.isfinite(part).all()) for part in outputs):
-                    total = _add(total, portions[k], matching.shared(outputs))
-                else:
+                if not all(bool(torch.isfinite(part).all()) for part in outputs):
                     bad.add(k)
+                elif not matching.rule.is_mean:
+                    robust.append(matching.shared(outputs))
+                else:
+                    total = _add(total, portions[k], matching.shared(outputs))
+            if robust and not bad:
+                total = _robust(robust, matching.rule)
             if bad or total is None:
                 break
             blocks.append(total)
@@ -288,6 +309,11 @@ def _outputs_of(
 def _add(total: Outputs | None, portion: float, outputs: Outputs) -> Outputs:
     scaled = tuple(portion * part for part in outputs)
     return scaled if total is None else tuple(a + b for a, b in zip(total, scaled, strict=True))
+
+
+def _robust(outputs: Sequence[Outputs], rule: Rule) -> Outputs:
+    """Return the robust average over teachers of each part ``[B, ...]``."""
+    return tuple(robust_average(torch.stack(column), rule) for column in zip(*outputs, strict=True))
 
 
 def _blocks(batches: Iterable[Tensor]) -> Iterator[list[Tensor]]:

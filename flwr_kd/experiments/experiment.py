@@ -29,7 +29,7 @@ from flwr_kd.models import MODELS, build_model
 from flwr_kd.results.errors import ResultError
 from flwr_kd.results.measures import Target
 from flwr_kd.seeding import derive_seed
-from flwr_kd.server.aggregation import Rule
+from flwr_kd.server.aggregation import Rule, knowledge_rule
 from flwr_kd.text import shown, unknown_name
 from flwr_kd.wording import option
 
@@ -111,6 +111,7 @@ class Experiment(ExperimentOptions):
         augmentation(self.augment)
         # A result names the rule in one form.
         object.__setattr__(self, "aggregation", str(Rule.parse(self.aggregation)))
+        object.__setattr__(self, "knowledge_aggregation", str(knowledge_rule(self.knowledge_aggregation)))
         if self.attack is not None:
             parse_attack(self.attack)
             if not self.attackers:

@@ -165,6 +165,9 @@ class ExperimentOptions(DataOptions):
     aggregation : str
         How the server averages clients' models; see :mod:`flwr_kd.server.aggregation.rules`. Methods that average
         none refuse all but ``mean``.
+    knowledge_aggregation : str
+        How the server averages clients' knowledge: ``mean``, ``median`` or ``trimmed-mean:SHARE``; see
+        :class:`flwr_kd.KDStrategy`. Methods that average none refuse all but ``mean``.
     attack : str, optional
         What malicious clients do; see :mod:`flwr_kd.experiments.attacks`.
     attackers : int
@@ -234,6 +237,11 @@ class ExperimentOptions(DataOptions):
         "mean",
         "how clients' models are averaged: mean, median, trimmed-mean:SHARE, krum:F, multi-krum:F:M, "
         "geometric-median or norm-bound:FACTOR",
+    )
+    knowledge_aggregation: str = option(
+        "mean",
+        "how clients' prototypes, soft predictions and an ensemble's outputs are averaged: mean, median or "
+        "trimmed-mean:SHARE",
     )
     attack: str | None = option(
         None,

@@ -32,6 +32,7 @@ from flwr_kd.experiments.run_settings import (
     cores,
     experiment,
     fraction_train,
+    knowledge_aggregation,
     measure,
     whole,
 )
@@ -231,21 +232,22 @@ def _model_index(context: Context, run: Experiment, index: int) -> int:
 def strategy_options(context: Context) -> dict[str, Any]:
     """Return a strategy's options from the run config.
 
-    ===================  ===================================  ================
-    key                  option of :class:`KDStrategy`        if it is missing
-    ===================  ===================================  ================
-    ``seed``             ``seed``                             0
-    ``measure``          ``measure``                          last
-    ``fraction-train``   ``fraction_train``                   1.0
-    ``min-nodes``        ``min_available_nodes``              2
-    ``min-train-nodes``  ``min_train_nodes``                  1
-    ``max-void-rounds``  ``max_void_rounds``                  3
-    ``max-examples``     ``max_examples``; None if 0          0
-    ``aggregation``      ``aggregation``                      mean
-    ``checkpoint-dir``   ``checkpoint_dir``; None if empty    empty
-    ``resume``           ``resume``                           false
-    ``cores``            ``cores``; all of them if 0          0
-    ===================  ===================================  ================
+    =========================  ===================================  ================
+    key                        option of :class:`KDStrategy`        if it is missing
+    =========================  ===================================  ================
+    ``seed``                   ``seed``                             0
+    ``measure``                ``measure``                          last
+    ``fraction-train``         ``fraction_train``                   1.0
+    ``min-nodes``              ``min_available_nodes``              2
+    ``min-train-nodes``        ``min_train_nodes``                  1
+    ``max-void-rounds``        ``max_void_rounds``                  3
+    ``max-examples``           ``max_examples``; None if 0          0
+    ``aggregation``            ``aggregation``                      mean
+    ``knowledge-aggregation``  ``knowledge_aggregation``            mean
+    ``checkpoint-dir``         ``checkpoint_dir``; None if empty    empty
+    ``resume``                 ``resume``                           false
+    ``cores``                  ``cores``; all of them if 0          0
+    =========================  ===================================  ================
 
     ``timeout`` is not among them; see :func:`phase_timeout`.
 
@@ -271,6 +273,7 @@ def strategy_options(context: Context) -> dict[str, Any]:
         # A run config has no None; 0 means that the bound follows from the clients.
         "max_examples": whole(context, "max-examples", 0, least=0) or None,
         "aggregation": aggregation(context),
+        "knowledge_aggregation": knowledge_aggregation(context),
         "checkpoint_dir": folder,
         "resume": resume,
         "cores": cores(context),

@@ -20,6 +20,7 @@ __all__ = [
     "cores",
     "experiment",
     "fraction_train",
+    "knowledge_aggregation",
     "measure",
     "text",
     "whole",
@@ -36,7 +37,7 @@ KEYS = (
         "max-void-rounds",
         "max-examples",
     ),
-    *("timeout", "cores", "measure", "aggregation", "test-fraction"),
+    *("timeout", "cores", "measure", "aggregation", "knowledge-aggregation", "test-fraction"),
     # Read by apps' own files.
     "reproducible-noise",
 )
@@ -78,6 +79,7 @@ def experiment(context: Context, clients: int | None = None) -> Experiment:
         seed=whole(context, "seed", 0, least=0),
         fraction_train=fraction_train(context),
         aggregation=aggregation(context),
+        knowledge_aggregation=knowledge_aggregation(context),
         measure=measure(context),
         test_fraction=number(
             "test-fraction", settings.get("test-fraction", Experiment.test_fraction), 0, 1, open_high=True
@@ -135,6 +137,11 @@ def text(context: Context, name: str) -> str:
 def aggregation(context: Context) -> str:
     """Return ``aggregation``; ``mean`` if it is missing or empty."""
     return text(context, "aggregation") or "mean"
+
+
+def knowledge_aggregation(context: Context) -> str:
+    """Return how a server averages clients' knowledge; ``mean`` if the key is missing or empty."""
+    return text(context, "knowledge-aggregation") or "mean"
 
 
 def fraction_train(context: Context) -> float:

@@ -148,6 +148,7 @@ def run(
         # Known here, so that no honest client is cut, however unequal the parts are.
         max_examples=max(len(train) for train, _ in splits),
         aggregation=experiment.aggregation,
+        knowledge_aggregation=experiment.knowledge_aggregation,
         on_round=_noting(folder, on_round),
         checkpoint_dir=checkpoint_dir,
         checkpoint_seconds=CHECKPOINT_SECONDS,
@@ -258,6 +259,7 @@ def check(experiment: Experiment, config: MethodConfig, method: registry.Method 
             **server_options(method, experiment),
             min_available_nodes=experiment.clients,
             aggregation=experiment.aggregation,
+            knowledge_aggregation=experiment.knowledge_aggregation,
         )
 
 

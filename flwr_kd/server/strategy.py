@@ -8,7 +8,7 @@ its own. The class is a Flower ``Strategy``: ``start(...)`` has Flower's signatu
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
@@ -21,7 +21,7 @@ from flwr_kd.checks import ConfigError, number, share, whole_number
 from flwr_kd.config import ConfigT, MethodConfig
 from flwr_kd.learning.cores import available_cores
 from flwr_kd.measured_rounds import MeasuredRounds
-from flwr_kd.server.aggregation import Average, Mean, Rule, average_by, new_mean
+from flwr_kd.server.averaging import Averaging
 from flwr_kd.server.flower_loop import FlowerLoop
 from flwr_kd.server.flower_options import check_options, check_whole_numbers, take_renamed
 from flwr_kd.server.nodes import draw
@@ -30,14 +30,14 @@ from flwr_kd.server.records import KDResult, NDArray, Node, Outgoing, Reply, Rou
 from flwr_kd.server.run import Run
 from flwr_kd.transport.payload import MAX_PAYLOAD_BYTES, Payload, PayloadT
 from flwr_kd.transport.template import ArrayTemplate, GivenNames
-from flwr_kd.wording import assignment, begin_run, option
+from flwr_kd.wording import assignment, begin_run
 
 __all__ = ["KDStrategy"]
 
 T = TypeVar("T")
 
 
-class KDStrategy(FlowerLoop, Generic[ConfigT, PayloadT]):
+class KDStrategy(Averaging, FlowerLoop, Generic[ConfigT, PayloadT]):
     """Base of all methods' server halves.
 
     Parameters
@@ -75,6 +75,10 @@ class KDStrategy(FlowerLoop, Generic[ConfigT, PayloadT]):
         How models are averaged wherever the method averages them: ``mean``, ``median``, ``trimmed-mean:SHARE``,
         ``krum:F``, ``multi-krum:F:M``, ``geometric-median`` or ``norm-bound:FACTOR``; see
         :mod:`flwr_kd.server.aggregation.rules`. A rule that needs a number of clients raises ``min_train_nodes``.
+    knowledge_aggregation : str
+        How knowledge of clients is averaged: ``mean``, ``median`` or ``trimmed-mean:SHARE`` of each coordinate of
+        prototypes, soft predictions and the outputs of an ensemble. FedGKT and FedDKC, which average none, leave
+        rows out that are far from the others'.
     checkpoint_dir : path, optional
         Folder to which arrays and the method's state are written after every round that is not void.
     resume : bool
@@ -117,9 +121,6 @@ class KDStrategy(FlowerLoop, Generic[ConfigT, PayloadT]):
     """Whether ``initial_arrays`` are sent though there is no global model."""
     reply_arrays: ClassVar[frozenset[str]] = frozenset({"train"})
     """Phases whose replies hold the model's arrays; none where a class sets ``sends_weights = False``."""
-    averages_models: ClassVar[bool] = True
-    """Whether the server averages models of clients anywhere, so that a robust rule can take the mean's place. A
-    method whose replies have no arrays does not."""
     averages: ClassVar[bool] = True
     """Whether the global model is a mean of the clients' models, for which Flower's wrappers for differential
     privacy compute their noise."""
@@ -152,6 +153,7 @@ class KDStrategy(FlowerLoop, Generic[ConfigT, PayloadT]):
         max_void_rounds: int = 3,
         max_examples: int | None = None,
         aggregation: str = "mean",
+        knowledge_aggregation: str = "mean",
         checkpoint_dir: str | Path | None = None,
         resume: bool = False,
         checkpoint_seconds: float = 0.0,
@@ -185,9 +187,7 @@ class KDStrategy(FlowerLoop, Generic[ConfigT, PayloadT]):
         share("fraction_train", fraction_train, open_low=True)
         share("fraction_evaluate", fraction_evaluate)
         number("checkpoint_seconds", checkpoint_seconds, 0)
-        self.rule = Rule.parse(aggregation)
-        self.aggregation = str(self.rule)
-        self._check_aggregation(min_available_nodes)
+        self.choose_rules(aggregation, knowledge_aggregation, min_available_nodes)
         min_train_nodes = max(min_train_nodes, self.rule.least)
         self.cores = available_cores() if cores is None else whole_number("cores", cores, 1, 2**31)
         if resume and checkpoint_dir is None:
@@ -354,41 +354,6 @@ class KDStrategy(FlowerLoop, Generic[ConfigT, PayloadT]):
         return {}
 
     # ------------------------------------------------------------------ help for hooks
-
-    def new_mean(self, reference: Sequence[NDArray] | None = None) -> Mean:
-        """Return what averages models, by the option ``aggregation``.
-
-        Parameters
-        ----------
-        reference : sequence of ndarray, optional
-            The model that the clients trained from, of the same arrays; the phase's global arrays if None.
-        """
-        given = self.current_run.reference
-        if reference is None and given is not None and not self.rule.is_mean:
-            reference = [given[name].numpy() for name in self.template.names]
-        return new_mean(self.rule, reference=reference, folder=self.checkpoint_dir)
-
-    def averaging(self, reference: Sequence[NDArray] | None = None) -> Average:
-        """Return a function of models and their weights that averages them, as :meth:`new_mean` does."""
-        return average_by(lambda: self.new_mean(reference))
-
-    def _check_aggregation(self, clients: int) -> None:
-        if not self.rule.is_mean and not self.averages_models:
-            raise ConfigError(
-                f"{option('aggregation', 'mean')} expected: {type(self).__name__} averages no models of clients, "
-                f"got {self.aggregation}"
-            )
-        self.rule.check_clients(clients)
-
-    @property
-    def max_examples(self) -> int:
-        """Largest sample count with which a client is weighted: the option, else by the handshakes."""
-        given = self.given_max_examples
-        return self.current_run.roster.most_examples if given is None else given
-
-    @max_examples.setter
-    def max_examples(self, value: int | None) -> None:
-        self.given_max_examples = value
 
     def common(
         self,

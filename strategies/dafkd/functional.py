@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from flwr_kd.learning.losses import kl_divergence, safe_norm, soft_targets
 from flwr_kd.models.initialisation import DrawFrom
 from flwr_kd.seeding import torch_generator
+from flwr_kd.server.aggregation import MEAN, Rule, robust_average
 
 __all__ = [
     "Discriminator",
@@ -117,8 +118,13 @@ def domain_weights(scores: Sequence[Tensor | None], count: int) -> Tensor:
     return torch.where(sums < _SMALLEST, uniform, values / sums.clamp(min=_SMALLEST))
 
 
-def teacher_logits(logits: Sequence[Tensor], weights: Tensor) -> Tensor:
-    r"""Return :math:`t(x) = \sum_k a_k(x) f_k(x)`, ``[N, C]`` in float32, of logits ``[N, C]`` and ``[K, N]``."""
+def teacher_logits(logits: Sequence[Tensor], weights: Tensor, rule: Rule = MEAN) -> Tensor:
+    r"""Return :math:`t(x) = \sum_k a_k(x) f_k(x)`, ``[N, C]`` in float32, of logits ``[N, C]`` and ``[K, N]``.
+
+    Another rule gives the weighted median or trimmed mean of each logit.
+    """
+    if not rule.is_mean:
+        return robust_average(torch.stack(list(logits)), rule, weights.unsqueeze(2)).float()
     total = sum(a.unsqueeze(1) * f.double() for a, f in zip(weights, logits, strict=True))
     assert isinstance(total, Tensor)
     return total.float()

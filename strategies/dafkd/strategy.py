@@ -73,6 +73,7 @@ class DaFKD(KDStrategy[DaFKDConfigT, ScoresT], Generic[DaFKDConfigT, ScoresT]):
     config_class = DaFKDConfig
     reply_payloads: ClassVar[Mapping[str, type[Payload]]] = {"train": DiscriminatorScores}
     averages = False
+    averages_knowledge = True
 
     def __init__(
         self,
@@ -228,7 +229,7 @@ class DaFKD(KDStrategy[DaFKDConfigT, ScoresT], Generic[DaFKDConfigT, ScoresT]):
         if not usable:
             raise FloatingPointError("no teacher has finite outputs")
         scores = [torch.tensor(_scores_of(replies[k])) for k in usable]
-        targets = teacher_logits(logits, domain_weights(scores, len(distiller.samples)))
+        targets = teacher_logits(logits, domain_weights(scores, len(distiller.samples)), self.knowledge_rule)
         left_out = [k for k in range(len(models)) if k not in usable]
         mean = mean_without(models, [reply.num_examples for reply in replies], left_out, self.averaging())
         student = dict(zip(names, mean, strict=True))

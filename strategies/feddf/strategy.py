@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 from flwr_kd.checks import ConfigError
 from flwr_kd.distillation.server import DistillingStrategy, Group, ServerDistiller, distil_groups
 from flwr_kd.distillation.student import Distillation
-from flwr_kd.distillation.teachers import soft_labels
+from flwr_kd.distillation.teachers import by_rule, soft_labels
 from flwr_kd.learning.weights import by_prefix, get_weights, with_prefix
 from flwr_kd.models import count_parameters
 from flwr_kd.seeding import derive_seed
@@ -123,6 +123,7 @@ class PFedDF(KDStrategy[PFedDFConfig]):
     config_class = PFedDFConfig
     phases = ("train", "finetune")
     independent_phases = frozenset({"finetune"})
+    averages_knowledge = True
     reply_metrics = frozenset({"finetune-loss"})
     sends_weights = False
     reply_arrays = frozenset({"train"})
@@ -243,7 +244,7 @@ class PFedDF(KDStrategy[PFedDFConfig]):
             server_round,
             epochs=self.config.server_epochs,
             seed=derive_seed(self.seed, "server", server_round),
-            matching=soft_labels(self.config.average),
+            matching=by_rule(soft_labels(self.config.average), self.knowledge_aggregation),
             cores=self.cores,
             steps_before=self.current_run.steps.taken,
         )

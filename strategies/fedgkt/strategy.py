@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from logging import WARNING
 from typing import Any, ClassVar, Generic
 
@@ -24,6 +25,7 @@ from flwr_kd.learning.weights import by_prefix, check_finite_weights, get_weight
 from flwr_kd.models import build_predictor, count_parameters
 from flwr_kd.models.given import check_dtypes, floating_dtype, plain_model
 from flwr_kd.seeding import derive_seed, forked_global_rng, numpy_generator, torch_generator
+from flwr_kd.server.aggregation import outlying_rows
 from flwr_kd.server.records import NDArray, Node, Outgoing, Reply
 from flwr_kd.server.strategy import KDStrategy
 from flwr_kd.text import first_line
@@ -72,6 +74,7 @@ class FedGKT(KDStrategy[FedGKTConfigT, ClientFeatures], Generic[FedGKTConfigT]):
     config_class = FedGKTConfig
     reply_payloads: ClassVar[Mapping[str, type[Payload]]] = {"train": ClientFeatures}
     sends_weights = False
+    averages_knowledge = True
 
     def __init__(
         self,
@@ -94,6 +97,7 @@ class FedGKT(KDStrategy[FedGKTConfigT, ClientFeatures], Generic[FedGKTConfigT]):
         self._tried: dict[tuple[tuple[int, ...], int], str] = {}
         self._trained = False
         self.logits: dict[int, NDArray] = {}
+        self._outlying: dict[int, Tensor] = {}
 
     # ------------------------------------------------------------------ hooks
 
@@ -170,6 +174,7 @@ class FedGKT(KDStrategy[FedGKTConfigT, ClientFeatures], Generic[FedGKTConfigT]):
         together, then compute all logits.
         """
         replies = list(replies)
+        self._outlying = {} if self.knowledge_rule.is_mean else self._outlying_rows(replies)
         model = self.predictor_for(replies[0].node)
         seed = derive_seed(self.seed, "server", server_round)
         order = numpy_generator(seed, "clients").permutation(len(replies))
@@ -302,8 +307,11 @@ class FedGKT(KDStrategy[FedGKTConfigT, ClientFeatures], Generic[FedGKTConfigT]):
         usable = list(group)
         while usable:
             before = {name: value.clone() for name, value in model.state_dict().items()}
+            training = [kept for reply in usable if (kept := self._within_range(reply)) is not None]
+            if not training:
+                return
             try:
-                self.train_predictor(usable, model, server_round, generator)
+                self.train_predictor(training, model, server_round, generator)
                 predictions = [self._predict(model, reply.payload.features, reply.node) for reply in usable]
             except FloatingPointError as error:
                 model.load_state_dict(before)
@@ -315,6 +323,37 @@ class FedGKT(KDStrategy[FedGKTConfigT, ClientFeatures], Generic[FedGKTConfigT]):
             for reply, logits in zip(usable, predictions, strict=True):
                 self.logits[reply.node.key] = in_sample_order(logits, reply.payload.index)
             return
+
+    def _outlying_rows(self, replies: Sequence[Reply[ClientFeatures]]) -> dict[int, Tensor]:
+        """Return by client which rows are outside a robust range of the others', and warn of them."""
+        features = outlying_rows(
+            [torch.from_numpy(reply.payload.features.astype(np.float32)) for reply in replies]
+        )
+        logits = outlying_rows([unpack_logits(reply.payload) for reply in replies])
+        outlying = {}
+        for reply, one, other in zip(replies, features, logits, strict=True):
+            both = outlying[reply.node.key] = one | other
+            if bool(both.any()):
+                log(
+                    WARNING,
+                    "round %d: %d of %d rows of %s are far from the other clients', and are left out",
+                    self.stats.server_round,
+                    int(both.sum()),
+                    len(both),
+                    reply.node,
+                )
+        return outlying
+
+    def _within_range(self, reply: Reply[ClientFeatures]) -> Reply[ClientFeatures] | None:
+        """Return a reply without its outlying rows; None if there are no others."""
+        outlying = self._outlying.get(reply.node.key)
+        if outlying is None or not bool(outlying.any()):
+            return reply
+        keep, message = ~outlying.numpy(), reply.payload
+        if not keep.any():
+            return None
+        rows = {name: getattr(message, name)[keep] for name in ("index", "features", "logits", "labels")}
+        return replace(reply, payload=replace(message, **rows))
 
     def train_predictor(
         self,

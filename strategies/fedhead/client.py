@@ -8,10 +8,11 @@ from flwr_kd.client.client import KDClient
 from flwr_kd.client.task import Answer, Task
 from flwr_kd.distillation.samples import check_samples
 from flwr_kd.distillation.student import Distillation, distil_ensemble
+from flwr_kd.distillation.teachers import by_rule, soft_labels
 from flwr_kd.transport.payload import PayloadError
 
 from .config import FedHEADConfig
-from .messages import SectorEnsemble, unpack
+from .messages import KNOWLEDGE, SectorEnsemble, unpack
 
 
 class FedHEADClient(KDClient[FedHEADConfig]):
@@ -51,6 +52,7 @@ class FedHEADClient(KDClient[FedHEADConfig]):
                 task.server_round,
                 epochs=config.sector_epochs,
                 seed=task.seed,
+                matching=by_rule(soft_labels(), task.extra.get(KNOWLEDGE, "mean")),
                 steps_before=task.steps_before,
             ),
             self.device,

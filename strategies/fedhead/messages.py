@@ -13,6 +13,8 @@ from flwr_kd.learning.weights import with_prefix
 from flwr_kd.transport.payload import Payload, PayloadError, array
 
 NDArray = npt.NDArray[Any]
+KNOWLEDGE = "knowledge-aggregation"
+"""Scalar that a leader is sent: the rule by which it averages its teachers; the mean without it."""
 
 
 @dataclass(frozen=True, eq=False)

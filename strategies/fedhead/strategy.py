@@ -19,7 +19,7 @@ from flwr_kd.server.strategy import KDStrategy
 
 from .config import FedHEADConfig
 from .functional import assign_sectors, draw_leader
-from .messages import pack
+from .messages import KNOWLEDGE, pack
 
 
 class FedHEAD(KDStrategy[FedHEADConfig]):
@@ -58,6 +58,7 @@ class FedHEAD(KDStrategy[FedHEADConfig]):
     """
 
     config_class = FedHEADConfig
+    averages_knowledge = True
     phases = ("train", "distill", "distill-again")
     reply_arrays = frozenset(phases)
     reply_metrics = frozenset({"distill-epochs", "distill-loss", "distill-left-out"})
@@ -127,7 +128,8 @@ class FedHEAD(KDStrategy[FedHEADConfig]):
             models = [self.template.record(reply.arrays) for reply in replies]
             weights = shares([reply.num_examples for reply in replies])
             record, ensemble = pack(arrays, models, weights)
-            outgoing.append(Outgoing(node, record, ensemble))
+            rule = {} if self.knowledge_rule.is_mean else {KNOWLEDGE: self.knowledge_aggregation}
+            outgoing.append(Outgoing(node, record, ensemble, rule))
         return outgoing
 
     def aggregate_phase(

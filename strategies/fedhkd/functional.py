@@ -16,6 +16,7 @@ from flwr_kd.learning.controls import controlled
 from flwr_kd.learning.losses import safe_norm, soft_targets
 from flwr_kd.privacy import mean_sensitivity, noise_std
 from flwr_kd.secret_noise import lattice_noise
+from flwr_kd.server.aggregation import MEAN, Rule
 
 from ..fedproto.functional import aggregate_means, check_features, class_index, class_means
 
@@ -164,13 +165,16 @@ def noise_predictions(knowledge: Knowledge, *, sigma: float, generator: torch.Ge
     return _only(knowledge.known, Knowledge(knowledge.representations, noisy, knowledge.counts))
 
 
-def aggregate_knowledge(knowledge: Sequence[Knowledge]) -> Knowledge:
+def aggregate_knowledge(knowledge: Sequence[Knowledge], rule: Rule = MEAN) -> Knowledge:
     r"""Return the global hyper-knowledge :math:`\sum_i \frac{N_i^j}{N^j} \mathcal{K}_i^j` (equation 9).
 
     Parameters
     ----------
     knowledge : sequence of Knowledge
         One per client, at least one. Their order affects only rounding.
+    rule : Rule
+        In place of the mean, ``median`` or ``trimmed-mean`` of each element: then each client that shares a class
+        has one vote.
 
     Returns
     -------
@@ -183,8 +187,8 @@ def aggregate_knowledge(knowledge: Sequence[Knowledge]) -> Knowledge:
         If there are no clients or their shapes differ.
     """
     counts = [item.counts for item in knowledge]
-    representations = aggregate_means([item.representations for item in knowledge], counts)
-    predictions = aggregate_means([item.predictions for item in knowledge], counts)
+    representations = aggregate_means([item.representations for item in knowledge], counts, rule)
+    predictions = aggregate_means([item.predictions for item in knowledge], counts, rule)
     return Knowledge(representations.means, predictions.means, representations.counts)
 
 

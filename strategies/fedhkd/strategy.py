@@ -41,6 +41,7 @@ class FedHKD(KDStrategy[FedHKDConfig, HyperKnowledge]):
     """
 
     config_class = FedHKDConfig
+    averages_knowledge = True
     reply_payloads: ClassVar[Mapping[str, type[Payload]]] = {"train": HyperKnowledge}
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -87,7 +88,7 @@ class FedHKD(KDStrategy[FedHKDConfig, HyperKnowledge]):
                 del reply
 
         mean = super().aggregate_phase(phase, server_round, keeping_knowledge(), arrays)
-        self.knowledge = aggregate_knowledge(local)
+        self.knowledge = aggregate_knowledge(local, self.knowledge_rule)
         counts = torch.cat([knowledge.counts for knowledge in local])
         self._warn_of_nothing_shared(self.knowledge, largest)
         self._warn_of_noise(counts[counts > 0].numpy())

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from flwr_kd.public_data.messages import SoftPredictions
 from flwr_kd.public_data.server import PublicKnowledgeStrategy
+from flwr_kd.server.aggregation import robust_average
 from flwr_kd.server.records import Reply
 
 from .config import FedMDConfig
@@ -23,9 +24,14 @@ class FedMD(PublicKnowledgeStrategy[FedMDConfig]):
     """
 
     config_class = FedMDConfig
+    averages_knowledge = True
 
     def targets(
         self, server_round: int, replies: list[Reply[SoftPredictions]], predictions: Tensor
     ) -> Tensor:
-        """Return the consensus, the unweighted mean ``[K, C]``, for each client."""
+        """Return the consensus, the unweighted mean ``[K, C]`` or a robust one, for each client."""
+        if not self.knowledge_rule.is_mean:
+            return (
+                robust_average(predictions, self.knowledge_rule).to(predictions.dtype).expand_as(predictions)
+            )
         return predictions.double().mean(dim=0).to(predictions.dtype).expand_as(predictions)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from flwr_kd.learning.losses import safe_norm
+from flwr_kd.server.aggregation import MEAN, Rule, robust_average
 
 __all__ = ["ClassMeans", "aggregate_means", "class_means", "prototype_loss"]
 
@@ -108,8 +109,8 @@ def class_index(labels: Tensor, num_classes: int) -> Tensor:
     return index
 
 
-def aggregate_means(means: Sequence[Tensor], counts: Sequence[Tensor]) -> ClassMeans:
-    r"""Return per class the mean over clients, weighted by their sample counts.
+def aggregate_means(means: Sequence[Tensor], counts: Sequence[Tensor], rule: Rule = MEAN) -> ClassMeans:
+    r"""Return per class the mean over clients, weighted by their sample counts, or a robust mean.
 
     :math:`H^j = \sum_i \frac{N_i^j}{N^j} \bar h_i^j` over the clients that have the class. Source: FedProto,
     the global prototype, without its further factor :math:`1/|\mathcal{N}_j|` (with which the mean of equal
@@ -121,6 +122,8 @@ def aggregate_means(means: Sequence[Tensor], counts: Sequence[Tensor]) -> ClassM
         One ``[C, D]`` per client.
     counts : sequence of Tensor
         One ``[C]`` per client; a row with count 0 is left out.
+    rule : Rule
+        In place of the mean, ``median`` or ``trimmed-mean``: then each client that has a class has one vote.
 
     Returns
     -------
@@ -142,6 +145,12 @@ def aggregate_means(means: Sequence[Tensor], counts: Sequence[Tensor]) -> ClassM
         raise ValueError("all clients must have the same number of classes and features")
     if any(int(count.min()) < 0 for count in counts if count.numel()):
         raise ValueError("counts must be at least 0")
+    if not rule.is_mean:
+        votes = torch.stack([count > 0 for count in counts]).unsqueeze(2)
+        average = robust_average(torch.stack(list(means)), rule, votes)
+        return ClassMeans(
+            average.to(means[0].dtype), torch.stack([count.long() for count in counts]).sum(dim=0)
+        )
     total = torch.zeros_like(counts[0], dtype=torch.int64)
     sums = torch.zeros_like(means[0], dtype=torch.float64)
     for mean, count in zip(means, counts, strict=True):

@@ -27,6 +27,7 @@ class FedProto(KDStrategy[FedProtoConfig, Prototypes]):
     config_class = FedProtoConfig
     reply_payloads: ClassVar[Mapping[str, type[Payload]]] = {"train": Prototypes}
     sends_weights = False
+    averages_knowledge = True
 
     prototypes: ClassMeans | None = None
     """The global prototypes; None before the first replies."""
@@ -55,7 +56,7 @@ class FedProto(KDStrategy[FedProtoConfig, Prototypes]):
         """Average the prototypes, weighted by class counts; a class in no reply has none."""
         local = [unpack(reply.payload) for reply in replies]
         counts = [means.counts.clamp(max=self.max_examples) for means in local]
-        self.prototypes = aggregate_means([means.means for means in local], counts)
+        self.prototypes = aggregate_means([means.means for means in local], counts, self.knowledge_rule)
         return None
 
     def state_arrays(self) -> dict[str, NDArray]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from flwr_kd.public_data.messages import SoftPredictions
 from flwr_kd.public_data.server import PublicKnowledgeStrategy
-from flwr_kd.server.aggregation import shares
+from flwr_kd.server.aggregation import robust_average, shares
 from flwr_kd.server.model_per_client import ModelPerClient
 from flwr_kd.server.records import NDArray, Node, Outgoing, Reply
 
@@ -136,6 +136,7 @@ class KTpFL(PublicKnowledgeStrategy[KTpFLConfig]):
     """
 
     config_class = KTpFLConfig
+    averages_knowledge = True
 
     def __init__(self, config: KTpFLConfig | None = None, **options: Any) -> None:
         super().__init__(config, **options)
@@ -157,7 +158,7 @@ class KTpFL(PublicKnowledgeStrategy[KTpFLConfig]):
                 predictions, config.top_k if config.coefficients == "top-k" else None
             )
             self.matrix.replace(clients, weights)
-            return personal_targets(weights, predictions)
+            return self._sent(weights, predictions, personal_targets(weights, predictions))
         weights = self.matrix.of(clients)
         targets = personal_targets(weights, predictions)
         gradient = coefficient_gradient(
@@ -172,7 +173,16 @@ class KTpFL(PublicKnowledgeStrategy[KTpFLConfig]):
         self.matrix.update(
             clients, step(weights, gradient, config.coefficient_learning_rate, config.normalize)
         )
-        return as_distributions(targets) if config.normalize == "none" else targets
+        targets = as_distributions(targets) if config.normalize == "none" else targets
+        return self._sent(weights, predictions, targets)
+
+    def _sent(self, weights: Tensor, predictions: Tensor, targets: Tensor) -> Tensor:
+        """Return the targets, or by a robust rule the weighted median or trimmed mean by each client's row."""
+        if self.knowledge_rule.is_mean:
+            return targets
+        rows = weights.clamp(min=0)[:, :, None, None]
+        robust = [robust_average(predictions, self.knowledge_rule, row) for row in rows]
+        return torch.stack(robust).to(predictions.dtype)
 
     def state_arrays(self) -> dict[str, NDArray]:
         """Return ``coefficients`` ``[N, N]`` and ``clients`` ``[N]``; nothing before the first replies."""

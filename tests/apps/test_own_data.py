@@ -495,6 +495,7 @@ def test_the_run_config_says_what_a_strategy_does(tmp_path: Path) -> None:
         "max-void-rounds": 7,
         "max-examples": 900,
         "aggregation": "krum:1",
+        "knowledge-aggregation": "trimmed-mean:0.1",
         "checkpoint-dir": str(tmp_path),
         "resume": True,
         "cores": 3,

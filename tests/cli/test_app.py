@@ -98,6 +98,8 @@ MISTAKES = [
     (["simulate", "fedavg", "--aggregation", "krum"], ["aggregation must be one of mean, median"]),
     (["simulate", "fedavg", "--aggregation", "krum:4"], ["--aggregation krum:4 needs at least 11", "got 10"]),
     (["compare", "fedproto", "--aggregation", "median"], ["--aggregation mean expected: FedProto averages"]),
+    (["simulate", "fedproto", "--knowledge-aggregation", "krum:1"], ["knowledge_aggregation must be one of mean"]),
+    (["simulate", "fedavg", "--knowledge-aggregation", "median"], ["--knowledge-aggregation mean expected"]),
     (["simulate", "fedavg", "--attack", "nan"], ["attack 'nan' needs attackers from 1, got 0"]),
     (["compare", "fedavg", "--attackers", "2"], ["attackers=2 needs an attack, one of label-flip[:TARGET]"]),
     (["simulate", "fedavg", "--attack", "nan", "--attackers", "11"], ["attackers must be at most clients=10"]),

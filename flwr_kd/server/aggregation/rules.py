@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from flwr_kd.checks import ConfigError, number, read_number, read_whole_number
 from flwr_kd.wording import option
 
-__all__ = ["RULES", "Rule"]
+__all__ = ["MEAN", "RULES", "Rule"]
 
 RULES = {
     "mean": "mean",
@@ -142,3 +142,7 @@ class Rule:
             "norm-bound": f":{self.factor:g}",
         }
         return self.name + values.get(self.name, "")
+
+
+MEAN = Rule()
+"""The plain mean."""

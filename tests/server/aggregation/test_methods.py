@@ -12,7 +12,7 @@ from flwr.app import ArrayRecord
 
 from flwr_kd import registry
 from flwr_kd.checks import ConfigError
-from flwr_kd.server import strategy as module
+from flwr_kd.server import averaging as module
 from flwr_kd.server.aggregation import Rule
 from flwr_kd.strategies.fedavg import FedAvg
 from flwr_kd.strategies.fedproto import FedProto
