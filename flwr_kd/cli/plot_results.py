@@ -75,7 +75,10 @@ def plot_classes(
     for folder, comparison in results.items():
         run = next(iter(comparison.one_each(seed).values()))
         if not run.histogram:
-            raise ResultError(f"{folder!r} has no numbers of samples per client and class")
+            raise ResultError(
+                f"{folder!r} has no numbers of samples per client and class: a deployment has them only if the "
+                "node config of every SuperNode has share-histogram=true"
+            )
         panels[name_of(folder, comparison, config)] = run.histogram
         seeds.add(run.seed)
     title = heading({name: config[name] for name in config if name not in ("rounds", "model")}, sorted(seeds))

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader, Dataset
 
+from flwr_kd.checks import checked
 from flwr_kd.learning.batches import Batches, DatasetError
+from flwr_kd.transport.flower_records import CLASS_COUNTS
 from flwr_kd.wording import warn_once
 
 __all__ = ["DataSets"]
 
+_READ_TOGETHER = 256
+_SHARE = "share-histogram"
 Source = Dataset[Any] | DataLoader[Any]
 
 
@@ -70,6 +77,23 @@ class DataSets:
                 "are of the whole data set. To pick rows, give torch.utils.data.Subset",
                 ", ".join(f"{name} ({sampler})" for name, sampler in self._free.items()),
             )
+
+    def shared_counts(self, node_config: Mapping[str, Any], num_classes: int) -> dict[str, str]:
+        """Return the property with the training samples of each class, if the client's node config shares them.
+
+        All samples are read once for it. Without ``share-histogram=true`` there is no property.
+
+        Raises
+        ------
+        ConfigError
+            If the value is not true or false.
+        """
+        if not checked(_SHARE, node_config.get(_SHARE, False), bool, {}):
+            return {}
+        counts = torch.zeros(num_classes, dtype=torch.int64)
+        for _, labels in self.train.ordered(_READ_TOGETHER):
+            counts += torch.bincount(labels.cpu(), minlength=num_classes)
+        return {CLASS_COUNTS: json.dumps(counts.tolist())}
 
     def close(self) -> None:
         """End the workers that loaders with ``persistent_workers`` have kept."""

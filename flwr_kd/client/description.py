@@ -32,6 +32,7 @@ def described(
         "num-held-parameters": client.held_parameters(client.read_config(config)),
         "feature-shape": json.dumps(client.feature_shape),
         "arrays": ArrayTemplate.of_ndarrays(client.named_arrays(), buffer_names(client.model)).to_json(),
+        **client.data_sets.shared_counts(client.context.node_config, client.num_classes),
         **client.properties(),
     }
     version = config.get(flower_records.VERSION)

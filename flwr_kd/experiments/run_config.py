@@ -41,7 +41,7 @@ from flwr_kd.results.files import check_free
 from flwr_kd.results.provenance import versions
 from flwr_kd.results.schema import Comparison, RunResult
 from flwr_kd.server.parameters import parameters_of
-from flwr_kd.server.records import KDResult
+from flwr_kd.server.records import KDResult, shared_histogram
 from flwr_kd.server.strategy import KDStrategy
 from flwr_kd.text import unknown_name
 
@@ -408,6 +408,7 @@ def comparison(
     settings = {name: value for name, value in context.run_config.items() if name != "out"}
     values = " ".join(f"{name}={json.dumps(value)}" for name, value in sorted(settings.items()))
     rounds = tuple(round_result(stats) for stats in result.rounds)
+    histogram = shared_histogram(strategy.current_run.roster.nodes.values())
     return Comparison(
         # The run's backend is Flower's own, not one of the Experiment's.
         config={**shared, "backend": "flwr", "workers": None, "seeds": [strategy.seed]},
@@ -419,6 +420,7 @@ def comparison(
                 strategy.seed,
                 rounds,
                 dict(strategy.config.to_wire()),
+                histogram,
                 parameters=parameters_of(strategy),
             ),
         ),

@@ -4,21 +4,32 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from logging import INFO
 from typing import Any, Generic
 
 import numpy.typing as npt
 from flwr.app import ArrayRecord
+from flwr.common.logger import log
 from flwr.serverapp.strategy import Result
 
 from flwr_kd.checks import whole_number
 from flwr_kd.text import plain
-from flwr_kd.transport.flower_records import REFUSAL
+from flwr_kd.transport.flower_records import CLASS_COUNTS, REFUSAL
 from flwr_kd.transport.payload import Payload, PayloadError, PayloadT
 from flwr_kd.transport.template import ArrayTemplate
 
-__all__ = ["HandshakeError", "KDResult", "Node", "Outgoing", "Reply", "RoundStats", "VoidRoundsError"]
+__all__ = [
+    "HandshakeError",
+    "KDResult",
+    "Node",
+    "Outgoing",
+    "Reply",
+    "RoundStats",
+    "VoidRoundsError",
+    "shared_histogram",
+]
 
 NDArray = npt.NDArray[Any]
 # The default of a field whose type says that a payload is there, for phases in which there is none.
@@ -83,6 +94,8 @@ class Node:
         Number of parts into which the data set is divided, as the client's node config says; 0 if it does not.
     sector, public_digest : str
         Empty where the client has none.
+    class_counts : tuple of int
+        Training samples of each class; empty unless the client shares them.
     refusal : str
         Why the client itself says that it cannot take part; empty if it can.
     """
@@ -101,6 +114,7 @@ class Node:
     num_partitions: int = 0
     sector: str = ""
     public_digest: str = ""
+    class_counts: tuple[int, ...] = ()
     refusal: str = ""
 
     @property
@@ -169,6 +183,7 @@ class Node:
             num_public=optional("num-public-examples"),
             sector=_sector(properties.get("sector", "")),
             public_digest=_digest(properties.get("public-digest", "")),
+            class_counts=_class_counts(properties, whole("num-classes"), whole("num-examples")),
             refusal=plain(str(properties.get(REFUSAL, ""))),
         )
 
@@ -292,6 +307,41 @@ def _sector(value: object) -> str:
             f"number, got {str(value)[:40]!r}"
         )
     return text
+
+
+def shared_histogram(nodes: Iterable[Node]) -> list[list[int]]:
+    """Return the clients' samples of each class ``[clients][classes]``; empty, with a line, if one has none.
+
+    The clients are in the order of their partition ids.
+    """
+    ordered = sorted(nodes, key=lambda node: node.order)
+    silent = [node for node in ordered if not node.class_counts]
+    if silent:
+        log(
+            INFO,
+            "the result has no histogram of the clients' classes: %d of %d clients do not share it "
+            "(share-histogram=true in a node config)",
+            len(silent),
+            len(ordered),
+        )
+        return []
+    return [list(node.class_counts) for node in ordered]
+
+
+def _class_counts(properties: Mapping[str, Any], classes: int, samples: int) -> tuple[int, ...]:
+    if CLASS_COUNTS not in properties:
+        return ()
+    try:
+        counts = json.loads(properties[CLASS_COUNTS])
+    except (TypeError, ValueError, RecursionError):
+        counts = None
+    whole = isinstance(counts, list) and all(type(count) is int and 0 <= count < 2**53 for count in counts)
+    if not whole or len(counts) != classes or sum(counts) > samples:
+        raise PayloadError(
+            f"property {CLASS_COUNTS!r} must be a JSON list of {classes} whole numbers, {samples} samples at most, "
+            f"got {str(properties[CLASS_COUNTS])[:80]!r}"
+        )
+    return tuple(counts)
 
 
 def _digest(value: object) -> str:

@@ -58,6 +58,7 @@ VERSION = "wire-version"
     STATE_LOST,
     UNCOVERED,
     REFUSAL,
+    CLASS_COUNTS,
     MEASURE_COMMON,
 ) = (
     "payload",
@@ -75,6 +76,7 @@ VERSION = "wire-version"
     "state-lost",
     "payload-uncovered",
     "refusal",
+    "class-counts",
     "measure-common",
 )
 SET_BY_RUN = frozenset({PAYLOAD, PHASE, ROUND, SEED, NAMES, MAX_BYTES, RUN, TRAINED, KNOWN, SAVED, STEPS})
