@@ -29,6 +29,7 @@ SCRIPTS = {
 """Shell scripts, by what their results' names begin with; each writes a folder of results."""
 PROGRAMS = {
     "accuracy": ["accuracy.py", "--out"],
+    "aggregation.json": ["aggregation.py", "--out"],
     "bytes.json": ["bytes.py", "--out"],
     "distill.json": ["distill.py", "--out"],
     "ktpfl.json": ["ktpfl.py", "--out"],
