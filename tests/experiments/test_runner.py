@@ -79,6 +79,7 @@ def test_ray_is_gone_after_the_run(ray_runs: tuple[RunResult, RunResult]) -> Non
     assert not ray.is_initialized()
 
 
+@pytest.mark.first_variant
 @pytest.mark.parametrize("name", registry.methods())
 def test_every_method_runs_with_no_further_option(name: str) -> None:
     method, seen = registry.get(name), list[RoundStats]()
