@@ -10,7 +10,7 @@ shift || true
 all=(fedavg feddf fedhkd fedhyb fedhyb-star fedhyb-1 fedhyb-2 fedhyb-3)
 four=(fedavg feddf fedhkd fedhyb)
 common=(--partition inner-dirichlet:0.5 --rounds 10 --seeds 0,1,2 --backend inline --workers 1 --public-limit 500
-  --set local-epochs=5 --set lr-decay=1 --set weight-decay=0 --set server-epochs=10)
+  --set local-epochs=5 --set lr-decay=1 --set weight-decay=0 --set server-epochs=10 --set server-learning-rate=1e-3)
 digits=(--dataset digits --model cnn --set batch-size=16)
 images=(--dataset fashion-mnist --model lenet --set batch-size=32)
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# How FedHyb's defaults were chosen: one value changed at a time, on validation data (a fifth of the training part) and
+# How FedHyb's defaults were chosen, but for the server's epochs and learning rate, which `grids.py fedhyb-server`
+# searches at the last round: one value changed at a time, on validation data (a fifth of the training part) and
 # seeds that no table uses, from a = η = ν = 1 and 5 epochs at the server. The server's values with FedHyb3, the
 # clients' with FedHyb2, so that each is seen alone.
 # Usage: benchmarks/fedhyb_search.sh [OUT]     (about 15 minutes on one core)
@@ -9,7 +10,7 @@ out=${1:-runs/fedhyb-search}
 run() { # NAME METHOD SETTINGS...
   local name=$1 method=$2 settings=()
   shift 2
-  for setting in batch-size=16 self-weight=1 feature-weight=1 server-epochs=5 "$@"; do settings+=(--set "$setting"); done
+  for setting in batch-size=16 self-weight=1 feature-weight=1 server-epochs=5 server-learning-rate=1e-3 "$@"; do settings+=(--set "$setting"); done
   [ -e "$out/$name/result.json" ] && return
   flwr-kd simulate "$method" --validation --dataset digits --model cnn --clients 10 --rounds 4 --seeds 10,11 \
     --partition inner-dirichlet:0.5 --backend inline --workers 1 --no-arrays "${settings[@]}" --out "$out/$name"

@@ -10,6 +10,10 @@ set.
 `decay-MODEL`: both readings of FedHEAD's "weight decay 1e-4": an L2 penalty, and Keras' decay of the learning rate,
 which is scaled so that a round here lets the rate fall as far as one of the paper's.
 
+`feddf-average`: FedDF with both averages.
+
+`fedhyb-digits`: FedHyb and FedHyb³ with their defaults, in the setting of the table of benchmarks/fedhyb.sh.
+
 `ktpfl-groups`: KT-pFL where clients are in two groups with opposite class mixes, beside FedMD, clients that train
 alone, and an oracle: the coefficient matrix of someone who knows the groups.
 
@@ -36,7 +40,7 @@ import torch
 from torch import Tensor
 
 from flwr_kd import registry
-from flwr_kd.distillation.config import BATCHNORMS
+from flwr_kd.distillation.config import AVERAGES, BATCHNORMS
 from flwr_kd.experiments.data import bundle_of
 from flwr_kd.experiments.evaluation import evaluator
 from flwr_kd.experiments.experiment import Experiment
@@ -138,11 +142,33 @@ def decay(model: str) -> Grid:
     cells = {
         f"{method}-{name}": Cell(method, settings)
         for name, settings in readings.items()
-        for method in ("fedavg", "feddf", "fedhead", "fedhead-plus")
+        for method in ("fedavg", "fedhead")
     }
     settings = ("local-epochs=20", "batch-size=32", "lr-decay=1", "sector-epochs=20", "server-epochs=20")
     experiment = {"dataset": "digits", "model": model, "partition": "dirichlet:0.1"}
     return Grid("fedavg-l2", cells, (0, 1, 2), experiment, settings)
+
+
+def feddf_average() -> Grid:
+    """Probabilities, weighted by samples, and logits, unweighted; reference data of the clients' own set."""
+    cells = {"fedavg": Cell("fedavg")}
+    for average in AVERAGES:
+        cells[f"feddf-{average}"] = Cell("feddf", (f"average={average}",))
+    experiment = {"dataset": "digits", "model": "mlp", "partition": "dirichlet:0.1"}
+    return Grid("fedavg", cells, (0, 1, 2, 3, 4), experiment, SHORT)
+
+
+def fedhyb_digits() -> Grid:
+    """Some 6 minutes with three seeds."""
+    settings = ("local-epochs=5", "batch-size=16", "lr-decay=1", "weight-decay=0")
+    cells = {name: Cell(name) for name in ("fedavg", "fedhyb-3", "fedhyb")}
+    experiment = {
+        "dataset": "digits",
+        "model": "cnn",
+        "partition": "inner-dirichlet:0.5",
+        "public_limit": 500,
+    }
+    return Grid("fedavg", cells, (0, 1, 2), experiment, settings)
 
 
 def ktpfl_groups() -> Grid:
@@ -186,6 +212,8 @@ GRIDS = {
     "fedhyb-server": fedhyb_server,
     "batchnorm-resnet8": functools.partial(batchnorm, "resnet8", (0, 1, 2)),
     "batchnorm-mlp": functools.partial(batchnorm, "mlp-bn", (0, 1, 2, 3, 4)),
+    "feddf-average": feddf_average,
+    "fedhyb-digits": fedhyb_digits,
     "decay-mlp": functools.partial(decay, "mlp-bn"),
     "ktpfl-groups": ktpfl_groups,
 }

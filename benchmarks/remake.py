@@ -16,6 +16,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import grids
+
 from flwr_kd.results import files
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -43,6 +45,8 @@ PROGRAMS = {
 }
 """Programs, by the result that each writes. `load.py --before` needs an earlier version beside this one."""
 SEARCH = "search-fedhyb.json"
+GRIDS_PROGRAM = "grids.py"
+PROGRAMS |= {f"grid-{name}.json": [GRIDS_PROGRAM, name, "--out"] for name in grids.GRIDS}
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ import json
 import re
 import statistics
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -155,7 +155,7 @@ def side_by_side() -> str:
             cells += [sent, seconds]
         rows.append(cells)
     header = ["method", *(f"{name} {what}" for name in ("digits:", "Fashion-MNIST:") for what in HEADER)]
-    return f"{markdown(header, rows)}\n\n{ACCURACY} {made_with('accuracy')}"
+    return f"{markdown(header, rows)}\n\n{ACCURACY}{earlier_defaults(parts[0])} {made_with('accuracy')}"
 
 
 LOCAL_TRAINING = dict(text.split("=") for text in SETTINGS)
@@ -167,16 +167,33 @@ ACCURACY = (
 HEADER = ("local %", "global %", "MB to 85 %", "s to 85 %")
 
 
+def earlier_defaults(rows: Mapping[str, Sequence[RunResult]]) -> str:
+    """Say which rows were measured with other values than today's defaults, beside those of the local training."""
+    said = []
+    for row, runs in rows.items():
+        method = registry.get(runs[0].method)
+        today = method.config().to_wire()
+        chosen = {*LOCAL_TRAINING, "learning-rate", "distill-learning-rate", *method.fixed}
+        changed = [
+            f"{name}={value}"
+            for name, value in runs[0].hyperparameters.items()
+            if name in today and name not in chosen and today[name] != value
+        ]
+        said += [f"`{row}`: `{' '.join(changed)}`."] if changed else []
+    return " ".join([" Measured with earlier defaults:", *said]) if said else ""
+
+
 def of_methods(*names: str) -> str:
     """Return the table of a method's page: its rows in all parts, beside FedAvg's."""
     rows = []
+    shown: dict[str, list[RunResult]] = {}
     for part, setting in PAPERS_PARTS.items():
         if not (RESULTS / "accuracy" / part).exists():
             continue
         label = f"{NAMES[setting['dataset']]}, `{setting['partition']}`"
         groups = loaded(part).by_method()
         for method in dict.fromkeys(("fedavg", *names)):
-            runs = groups[method]
+            runs = shown[method] = groups[method]
             rows.append(
                 [
                     label,
@@ -204,7 +221,7 @@ def of_methods(*names: str) -> str:
         "MB to it",
         "s to it",
     )
-    return f"{markdown(header, rows)}\n\n{ACCURACY} {made_with('accuracy')}"
+    return f"{markdown(header, rows)}\n\n{ACCURACY}{earlier_defaults(shown)} {made_with('accuracy')}"
 
 
 def local(run: RunResult) -> float | None:
@@ -341,6 +358,43 @@ def growth() -> str:
     return named(scale_program.growth(document("scale")["runs"]))
 
 
+MEASURED_AS = {
+    "global_accuracy": "global",
+    "local_accuracy": "local",
+    "trained_accuracy": "local, before the distillation",
+    "test_accuracy": "global, test set",
+}
+
+
+def grid(name: str, *metrics: str) -> str:
+    """Return a table of benchmarks/grids.py: a row per measured cell, in percent, with differences to the control.
+
+    Differences are paired by seed, with 95 % intervals.
+    """
+    made = document(f"grid-{name}")
+    cells, control = made["cells"], made["control"]
+    labels = {metric: MEASURED_AS[metric] for metric in metrics}
+    if any(cell["experiment"].get("validation") for cell in cells.values()):
+        labels["global_accuracy"] = "global, validation data"
+
+    def column(cell: str, metric: str) -> dict[int, float | None]:
+        return {int(seed): run.get(metric) for seed, run in cells[cell]["seeds"].items()}
+
+    rows = []
+    for cell, measured in cells.items():
+        if not measured["seeds"]:
+            continue
+        row = [f"`{cell}`", str(len(measured["seeds"]))]
+        for metric in metrics:
+            values = column(cell, metric)
+            over = "–" if cell == control else points(paired_difference(values, column(control, metric)))
+            row += [percent(list(values.values())), over]
+        rows.append(row)
+    header = ["setting", "seeds"]
+    header += [text for metric in metrics for text in (f"{labels[metric]} %", f"over `{control}`")]
+    return f"{markdown(header, rows)}\n\n{made_with(f'grid-{name}')}"
+
+
 def named(lines: list[list[str]]) -> str:
     """Write a header and rows, the first cell of which is a method's name."""
     header, *rows = lines
@@ -377,7 +431,9 @@ def command_of(name: str) -> str:
     """Return the benchmark that makes a result."""
     family = remake.family(name if name in remake.PROGRAMS else f"{name}.json")
     if family in remake.PROGRAMS:
-        return f"python benchmarks/{remake.PROGRAMS[family][0]}"
+        program, *words = remake.PROGRAMS[family]
+        name = f" {words[0]}" if program == remake.GRIDS_PROGRAM else ""
+        return f"python benchmarks/{program}{name}"
     script = remake.SEARCH_SCRIPT if family == remake.SEARCH else remake.SCRIPTS[str(family)]
     return f"benchmarks/{script}.sh"
 
@@ -400,6 +456,7 @@ TABLES: dict[str, Callable[..., str]] = {
     "sizes": sizes,
     "scale": scale,
     "growth": growth,
+    "grid": grid,
     "made-with": made_with,
     "printed": printed,
 }

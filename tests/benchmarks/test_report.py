@@ -320,3 +320,44 @@ def test_the_settings_are_those_that_the_search_chose(monkeypatch: pytest.Monkey
     for row, found in chosen.items():
         assert list(accuracy.SETTINGS_OF[row]) == found["settings"]
         assert not found["at_an_edge"]
+
+
+def test_a_grid_is_compared_with_its_control_seed_by_seed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    report = program("report", monkeypatch)
+    cell = {"method": "fedavg", "settings": [], "experiment": {"validation": True}}
+
+    def seeds(*values: float) -> dict[str, dict[str, float]]:
+        return {str(seed): {"global_accuracy": value} for seed, value in enumerate(values)}
+
+    cells = {
+        "control": {**cell, "seeds": seeds(0.5, 0.6)},
+        "better": {**cell, "seeds": seeds(0.6, 0.7, 0.9)},
+        "not-run": {**cell, "seeds": {}},
+    }
+    made = {"versions": {"python": "3"}, "control": "control", "cells": cells}
+    (tmp_path / "grid-fedhyb-server.json").write_text(json.dumps(made))
+    monkeypatch.setattr(report, "RESULTS", tmp_path)
+    lines = report.grid("fedhyb-server", "global_accuracy").split("\n")
+    assert lines[0] == "| setting | seeds | global, validation data % | over `control` |"
+    assert lines[2:4] == [
+        "| `control` | 2 | 55.0 ± 7.1 | – |",
+        # The third seed has no counterpart.
+        "| `better` | 3 | 73.3 ± 15.3 | **+10.0 [+10.0, +10.0]** |",
+    ]
+    assert lines[4] == ""
+    assert lines[5].startswith("Measured by `python benchmarks/grids.py fedhyb-server` with ")
+
+
+def test_rows_of_earlier_defaults_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    report = program("report", monkeypatch)
+
+    def run(method: str, **changed: object) -> list[RunResult]:
+        values = {**registry.get(method).config().to_wire(), **changed}
+        return [RunResult(method, 0, (), hyperparameters=values)]
+
+    now = {"fedavg": run("fedavg", **{"learning-rate": 7.0, "batch-size": 3}), "fedhyb": run("fedhyb")}
+    assert report.earlier_defaults(now) == ""
+    then = {**now, "fedhyb": run("fedhyb", **{"server-epochs": 20, "gone": 1})}
+    assert report.earlier_defaults(then) == " Measured with earlier defaults: `fedhyb`: `server-epochs=20`."
