@@ -89,3 +89,21 @@ def test_settings_are_those_of_the_methods(grids: ModuleType) -> None:
         assert grid.control in grid.cells
         for cell in grid.cells.values():
             registry.get(cell.method).config([*grids.own_settings(grid, cell)])
+
+
+def test_fedhybs_defaults_are_the_best_of_its_search() -> None:
+    """One epoch is the least there is; the rate lies between others."""
+    path = ROOT / "benchmarks" / "results" / "grid-fedhyb-server.json"
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    assert all(cell["experiment"]["validation"] for cell in cells.values())
+    cells.pop("fedavg")
+    seeds = set.intersection(*(set(cell["seeds"]) for cell in cells.values()))
+    assert len(seeds) > 1
+    best = max(cells.values(), key=lambda cell: sum(cell["seeds"][k]["global_accuracy"] for k in seeds))
+    config = registry.get("fedhyb").config()
+    chosen = {"server-epochs": config.server_epochs, "server-learning-rate": config.server_learning_rate}
+    assert {
+        name: float(value) for name, _, value in (text.partition("=") for text in best["settings"][-2:])
+    } == chosen
+    rates = sorted(float(cell["settings"][-1].partition("=")[2]) for cell in cells.values())
+    assert rates[0] < config.server_learning_rate < rates[-1]
