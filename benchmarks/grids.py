@@ -115,11 +115,11 @@ def fedhyb_server() -> Grid:
             settings = (f"server-epochs={epochs}", f"server-learning-rate={rate}")
             cells[f"epochs-{epochs}-rate-{rate}"] = Cell("fedhyb-3", settings)
     experiment = {"dataset": "digits", "model": "cnn", "partition": "inner-dirichlet:0.5", "validation": True}
-    return Grid("fedavg", cells, (10, 11, 12, 13), experiment, ("local-epochs=5", "batch-size=16"))
+    return Grid("fedavg", cells, (10, 11), experiment, ("local-epochs=5", "batch-size=16"))
 
 
 def batchnorm(model: str, seeds: tuple[int, ...]) -> Grid:
-    """The student's BatchNorm; some 15 minutes with ResNet8, 4 with the MLP."""
+    """The student's BatchNorm; some 5 minutes with the MLP, and half an hour with ResNet8."""
     cells = {"fedavg": Cell("fedavg")}
     for method in ("feddf", "fedhead", "fedhead-plus"):
         for mode in BATCHNORMS:
@@ -211,12 +211,14 @@ def knowing_the_groups() -> Iterator[None]:
 GRIDS = {
     "fedhyb-server": fedhyb_server,
     "batchnorm-resnet8": functools.partial(batchnorm, "resnet8", (0, 1, 2)),
-    "batchnorm-mlp": functools.partial(batchnorm, "mlp-bn", (0, 1, 2, 3, 4)),
+    "batchnorm-mlp": functools.partial(batchnorm, "mlp-bn", (0, 1, 2)),
     "feddf-average": feddf_average,
     "fedhyb-digits": fedhyb_digits,
     "decay-mlp": functools.partial(decay, "mlp-bn"),
     "ktpfl-groups": ktpfl_groups,
 }
+NOT_RUN = ("batchnorm-resnet8", "decay-mlp", "fedhyb-digits", "ktpfl-groups")
+"""Grids without a result, for which there was no time."""
 
 
 def main() -> None:
