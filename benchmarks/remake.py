@@ -30,8 +30,9 @@ SCRIPTS = {
 }
 """Shell scripts, by what their results' names begin with; each writes a folder of results."""
 PROGRAMS = {
-    "accuracy": ["accuracy.py", "--out"],
+    "accuracy": ["accuracy.py", "--group", "papers", "--out"],
     "aggregation.json": ["aggregation.py", "--out"],
+    "baselines": ["accuracy.py", "--group", "baselines", "--out"],
     "bytes.json": ["bytes.py", "--out"],
     "distill.json": ["distill.py", "--out"],
     "ktpfl.json": ["ktpfl.py", "--out"],

@@ -25,6 +25,7 @@ import numpy as np
 import overhead as overhead_program
 import remake
 import scale as scale_program
+from accuracy import BASELINES as BASELINES_ROWS
 from accuracy import (
     BASELINES_PARTS,
     DIGITS,
@@ -276,6 +277,13 @@ def against_fedavg(groups: dict[str, list[RunResult]], row: str) -> list[str]:
     ]
 
 
+def measured_baselines() -> dict[str, dict[str, Any]]:
+    """Return the parts of the group that have a result."""
+    return {
+        part: setting for part, setting in BASELINES_PARTS.items() if (RESULTS / "baselines" / part).exists()
+    }
+
+
 def baselines(part: str) -> str:
     """Return all rows of a part, beside FedAvg and FedAvg with fine-tuning."""
     groups = loaded(part, "baselines").by_method()
@@ -288,11 +296,12 @@ def baselines(part: str) -> str:
 def baselines_of(*names: str) -> str:
     """Return the table of a method's page: its rows in all new parts, beside FedAvg with fine-tuning."""
     rows = []
-    for part, setting in BASELINES_PARTS.items():
+    for part, setting in measured_baselines().items():
         groups = loaded(part, "baselines").by_method()
         label = f"{NAMES[setting['dataset']]}, `{setting['partition']}`"
         for name in dict.fromkeys(("fedavg", "fedavg-ft", *names)):
-            rows.append([label, f"`{name}`", *against_fedavg(groups, name)])
+            if name in groups:
+                rows.append([label, f"`{name}`", *against_fedavg(groups, name)])
     header = ("data, partition", "method", *DIFFERENCES)
     return f"{markdown(header, rows)}\n\n{BASELINES} {own_settings(names)}".rstrip()
 
@@ -303,18 +312,25 @@ def own_settings(names: Sequence[str]) -> str:
     return " ".join(["Chosen on validation data:", *said]) if said else ""
 
 
+def baselines_settings() -> str:
+    """Say what all rows of the new parts share, and which have settings of their own."""
+    return f"{BASELINES} {own_settings(tuple(SETTINGS_OF))} {made_with('baselines')}"
+
+
 def baselines_side_by_side() -> str:
     """Return the README's table: the local accuracy of every row in all new parts."""
-    parts = [loaded(part, "baselines").by_method() for part in BASELINES_PARTS]
+    parts = [loaded(part, "baselines").by_method() for part in measured_baselines()]
     header = [
-        f"{NAMES[setting['dataset']]}, `{setting['partition']}`" for setting in BASELINES_PARTS.values()
+        f"{NAMES[setting['dataset']]}, `{setting['partition']}`" for setting in measured_baselines().values()
     ]
     first = [
         "FedAvg's global model",
         *(percent([*by_seed(p["fedavg-ft"], on_clients).values()]) for p in parts),
     ]
+    names = [row for row in BASELINES_ROWS if any(row in part for part in parts)]
     rows = [
-        [f"`{row}`", *(percent([*by_seed(part[row], local).values()]) for part in parts)] for row in parts[0]
+        [f"`{row}`", *(percent([*by_seed(part.get(row, []), local).values()]) for part in parts)]
+        for row in names
     ]
     return f"{markdown(('method', *header), [first, *rows])}\n\n{made_with('baselines')}"
 
@@ -451,6 +467,10 @@ def printed(name: str) -> str:
 TABLES: dict[str, Callable[..., str]] = {
     "side-by-side": side_by_side,
     "methods": of_methods,
+    "baselines": baselines,
+    "baselines-of": baselines_of,
+    "baselines-settings": baselines_settings,
+    "baselines-side-by-side": baselines_side_by_side,
     "overhead": overhead,
     "shares": shares,
     "sizes": sizes,
