@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from flwr_kd.experiments.papers.schema import Expectation, PaperCell, PaperExper
 from flwr_kd.experiments.run_form import Values
 from flwr_kd.files import write_atomically
 from flwr_kd.plotting.beside_printed import Group
+from flwr_kd.results.schema import Comparison
 from flwr_kd.results.statistics import Difference
 from flwr_kd.text import first_line
 
@@ -213,19 +215,41 @@ def write(made: Report) -> Path:
 
 
 def draw(made: Report) -> Path | None:
-    """Write the plot beside the page: class counts, or our numbers beside the printed; None if there is nothing."""
-    from flwr_kd.plotting import beside_printed, classes
+    """Write the plot beside the page; None if there is nothing to draw.
+
+    Class counts; accuracy against the setting of a sweep, whose numbers no paper prints; distances to the end of a
+    run; otherwise our numbers beside the printed ones.
+    """
+    from flwr_kd.plotting import beside_printed, classes, optimum
 
     file = page_file(made.reproduction).with_suffix(".png")
     title = f"{made.reproduction.name}: {made.reproduction.experiment.title}"
     if made.class_counts:
         return classes.plot(made.class_counts, file, title=[title])
+    # Cells with the same settings have one result.
+    results = list({id(each): each for each in results_of(made.reproduction).values()}.values())
+    if made.reproduction.experiment.kind == "sweep" and len(results) > 1:
+        return _sweep(made, results, file)
+    if len(results) == 1 and results[0].config.get("distances"):
+        return optimum.plot(results[0], file)
     panels = {}
     for measure in made.reproduction.experiment.measures:
         groups = [_group(made, cell, measure) for cell in made.grid]
         if any(group.ours or group.printed for group in groups):
             panels[measure] = groups
     return beside_printed.plot(panels, title, file) if panels else None
+
+
+def _sweep(made: Report, results: Sequence[Comparison], file: Path) -> Path:
+    """Draw a sweep along the setting that its claims name; cells that are not there are left out."""
+    from flwr_kd.plotting import sweep
+
+    experiment = made.reproduction.experiment
+    varying = sweep.settings_that_vary(results)
+    along = next((each.along for each in experiment.expect if each.along in varying), None)
+    names = [measure.name for measure in experiment.measures.values()]
+    metric = next((name for name in names if name in sweep.METRICS), None)
+    return sweep.plot(results, file, along=along, metric=metric)
 
 
 def _group(made: Report, cell: GridCell, measure: str) -> Group:

@@ -203,6 +203,24 @@ def test_the_page_has_ours_beside_the_printed_numbers_and_a_verdict(mine: Path) 
     assert list(ours["iid", "local", "fedavg"]["ours"].values()) == values
 
 
+@pytest.mark.parametrize(("kind", "setting"), [("sweep", ""), ("picture", "distances = true")])
+def test_sweeps_and_distances_have_pictures_of_their_own(mine: Path, kind: str, setting: str) -> None:
+    text = MISSING.replace('"accuracy"', f'"{kind}"', 1).replace(
+        "clients = 2\nrounds = 1", f"clients = 2\nrounds = 3\n{setting}"
+    )
+    runs = "".join(
+        f'[[run]]\nid = "{name}"\nsettings = {{ dataset = "digits", limit = 100, partition = "{form}" }}\n'
+        for name, form in (("one", "iid"), ("other", "dirichlet:1"))[: 2 if kind == "sweep" else 1]
+    )
+    (mine / "experiments" / "table-2.toml").write_text(text[: text.index("[[run]]")] + runs)
+    library.papers.cache_clear()
+    chosen = reproduction.prepare("mine/table-2", seeds=[0])
+    reproduction.run(chosen)
+    picture = report.draw(report.report(chosen))
+    assert picture is not None
+    assert is_a_picture(picture)
+
+
 def test_the_small_version_stands_for_cells_of_the_paper(mine: Path) -> None:
     chosen = reproduction.prepare("mine/table-1", scale="small", seeds=[5])
     assert [(job.folder.name, job.options.clients) for job in chosen.jobs] == [("tiny", 1)]
