@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -106,9 +106,9 @@ def _run(chosen: Reproduction, settings: Values, *, force: bool, verbose: bool) 
         except KeyboardInterrupt:
             where = str(chosen.folder)
             raise Interrupted(f"interrupted; the same command goes on with what is in {where!r}") from None
-    for cell, reason in failed.items():
-        print(f"not run: {cell}: {reason}")
     made = report.report(chosen, failed=failed, settings=settings, command=command)
+    for cell in made.not_run.keys() - chosen.left_out.keys():
+        print(f"not run: {cell}: {made.not_run[cell]}")
     if chosen.experiment.trained and not made.grid:
         raise UsageError("; ".join(f"{cell}: {reason}" for cell, reason in made.not_run.items()))
     for each in made.ruled:
@@ -119,6 +119,19 @@ def _run(chosen: Reproduction, settings: Values, *, force: bool, verbose: bool) 
     print(f"page: {page.resolve()}")
     if picture is not None:
         print(f"plot: {picture.resolve()}")
+    _draw(chosen)
+
+
+def _draw(chosen: Reproduction) -> None:
+    """Draw the pictures that an experiment is about: t-SNE or the loss around the global models."""
+    from flwr_kd.cli.plot import plot_landscape, plot_tsne
+    from flwr_kd.experiments.resumption import is_there
+
+    drawing: dict[str, Callable[..., None]] = {"tsne": plot_tsne, "landscape": plot_landscape}
+    for measure in chosen.experiment.measures.values():
+        for job in chosen.jobs:
+            if measure.name in drawing and is_there(job.folder):
+                drawing[measure.name](job.folder)
 
 
 def _say(chosen: Reproduction, data_dir: str | None) -> None:

@@ -17,7 +17,7 @@ from flwr_kd.experiments.papers.rules import without_coming
 from flwr_kd.experiments.papers.schema import PaperCell, PaperExperiment
 from flwr_kd.experiments.run_form import Values, entries_of
 
-__all__ = ["SIZES", "Cost", "DataSize", "cost_of", "data_of", "lacking", "seconds_per_sample"]
+__all__ = ["SIZES", "Cost", "DataSize", "cost_of", "data_of", "lacking", "seconds_per_sample", "unmeasured"]
 
 
 class DataSize(NamedTuple):
