@@ -92,8 +92,6 @@ def _run(chosen: Reproduction, settings: Values, *, force: bool, verbose: bool) 
     from flwr_kd.experiments.papers import report, reproduction
 
     console, command = Console(), shlex.join(["flwr-kd", *sys.argv[1:]])
-    for cell, reason in chosen.left_out.items():
-        print(f"left out: {cell} {reason}")
     with showing_log(verbose=verbose):
         try:
             failed = reproduction.run(
@@ -107,8 +105,8 @@ def _run(chosen: Reproduction, settings: Values, *, force: bool, verbose: bool) 
             where = str(chosen.folder)
             raise Interrupted(f"interrupted; the same command goes on with what is in {where!r}") from None
     made = report.report(chosen, failed=failed, settings=settings, command=command)
-    for cell in made.not_run.keys() - chosen.left_out.keys():
-        print(f"not run: {cell}: {made.not_run[cell]}")
+    for cell, reason in made.not_run.items():
+        print(f"not run: {cell}: {reason}")
     if chosen.experiment.trained and not made.grid:
         raise UsageError("; ".join(f"{cell}: {reason}" for cell, reason in made.not_run.items()))
     for each in made.ruled:
@@ -123,11 +121,16 @@ def _run(chosen: Reproduction, settings: Values, *, force: bool, verbose: bool) 
 
 
 def _draw(chosen: Reproduction) -> None:
-    """Draw the pictures that an experiment is about: t-SNE or the loss around the global models."""
+    """Draw the pictures that an experiment is about, such as t-SNE or the loss around the global models."""
     from flwr_kd.cli.plot import plot_landscape, plot_tsne
+    from flwr_kd.cli.plot_results import plot_optimum
     from flwr_kd.experiments.resumption import is_there
 
-    drawing: dict[str, Callable[..., None]] = {"tsne": plot_tsne, "landscape": plot_landscape}
+    drawing: dict[str, Callable[..., None]] = {
+        "tsne": plot_tsne,
+        "landscape": plot_landscape,
+        "distance_to_last": plot_optimum,
+    }
     for measure in chosen.experiment.measures.values():
         for job in chosen.jobs:
             if measure.name in drawing and is_there(job.folder):
@@ -156,8 +159,6 @@ def _say(chosen: Reproduction, data_dir: str | None) -> None:
             print(
                 f"  {entry.name}: {', '.join(f'{name}={value}' for name, value in other.items()) or 'defaults'}"
             )
-    for cell, reason in chosen.left_out.items():
-        print(f"left out: {cell} {reason}")
     print(f"data: {' '.join(_data(form, data_dir)) or 'none'}; + there, – not there")
 
 

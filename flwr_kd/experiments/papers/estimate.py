@@ -11,13 +11,10 @@ from typing import Any, NamedTuple
 
 from flwr_kd import catalogue
 from flwr_kd.config import LocalStepsConfig, MethodConfig
-from flwr_kd.experiments.papers.coming import COMING
-from flwr_kd.experiments.papers.measures import MEASURES, is_there
-from flwr_kd.experiments.papers.rules import without_coming
 from flwr_kd.experiments.papers.schema import PaperCell, PaperExperiment
 from flwr_kd.experiments.run_form import Values, entries_of
 
-__all__ = ["SIZES", "Cost", "DataSize", "cost_of", "data_of", "lacking", "seconds_per_sample", "unmeasured"]
+__all__ = ["SIZES", "Cost", "DataSize", "cost_of", "data_of", "seconds_per_sample"]
 
 
 class DataSize(NamedTuple):
@@ -112,24 +109,6 @@ def _public(settings: Mapping[str, Any]) -> list[str]:
 def _needs_public(experiment: PaperExperiment) -> bool:
     rows = entries_of(experiment, experiment.methods)
     return any(row.method.public_at in ("server", "clients") for row in rows)
-
-
-def lacking(experiment: PaperExperiment, cell: PaperCell) -> list[str]:
-    """Return what a cell needs and this version does not have, such as ``data set tiny-imagenet``."""
-    settings = {**experiment.settings, **cell.settings}
-    found = [f"option {name}" for name in settings if name in set(settings) - set(without_coming(settings))]
-    found += [
-        f"data set {name}"
-        for key in ("dataset", "public")
-        if (name := settings.get(key)) in COMING["data set"] and name not in catalogue.DATASETS
-    ]
-    return found
-
-
-def unmeasured(experiment: PaperExperiment) -> list[str]:
-    """Return the measures of an experiment that this version does not have."""
-    names = {name for each in experiment.measures.values() for name in (each.name, *each.of.values())}
-    return [f"measure {name}" for name in sorted(names & set(MEASURES)) if not is_there(name)]
 
 
 def cost_of(experiment: PaperExperiment, cells: Sequence[PaperCell], seeds: int) -> Cost:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
 from types import MappingProxyType
 from typing import NamedTuple
 
-from flwr_kd.results.schema import RoundResult, RunResult
+from flwr_kd.results.schema import RunResult
 
-__all__ = ["MEASURES", "Measured", "is_there", "value_of"]
+__all__ = ["MEASURES", "Measured", "value_of"]
 
 
 class Measured(NamedTuple):
@@ -42,16 +41,10 @@ MEASURES: Mapping[str, Measured] = MappingProxyType(
         "megabytes": Measured("bytes of all rounds and clients by the paper's formula", False),
         "tsne": Measured("map of features", False),
         "landscape": Measured("loss around the global model", False),
-        "distance_to_optimum": Measured("distance of the global model to its last", False),
+        "distance_to_last": Measured("distance of the global model to the last round's", False),
     }
 )
 """By name, what it is."""
-_FORMULAS = ("rounds_to_global", "round_trips", "megabytes", "tsne", "landscape")
-
-
-def is_there(measure: str) -> bool:
-    """Return whether this version measures it."""
-    return measure in _FORMULAS or measure in {each.name for each in fields(RoundResult)}
 
 
 def value_of(run: RunResult, measure: str, client: int | None = None) -> float | None:
@@ -59,7 +52,7 @@ def value_of(run: RunResult, measure: str, client: int | None = None) -> float |
 
     None if it was not measured.
     """
-    if not run.rounds or not is_there(measure):
+    if not run.rounds:
         return None
     last = run.rounds[-1]
     if client is not None:

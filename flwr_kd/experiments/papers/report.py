@@ -10,7 +10,6 @@ from typing import Any
 
 from flwr_kd.checks import DataError
 from flwr_kd.experiments.papers.computed import Quantity, class_counts, counted, quantities
-from flwr_kd.experiments.papers.estimate import unmeasured
 from flwr_kd.experiments.papers.expectations import GridCell, Verdicts, verdict
 from flwr_kd.experiments.papers.ours import our_grid
 from flwr_kd.experiments.papers.printed import measure_of, paper_agrees, paper_grid, points
@@ -68,7 +67,7 @@ class Report:
     contradictions : tuple of str
         What the paper's own numbers contradict.
     not_run : dict of str to str
-        By cell or measure, why it has no numbers.
+        By cell, why it has no numbers.
     versions : dict of str to str
         What the results were made with.
     command : str
@@ -129,8 +128,7 @@ def report(
     others = others_of(reproduction)
     grid, own = our_grid(reproduction), paper_grid(whole, others)
     ruled = [_ruled(experiment, whole, claim, grid, own) for claim in experiment.expect]
-    not_run = {**reproduction.left_out, **(failed or {})}
-    not_run |= {name: f"needs {name}, which is not there" for name in unmeasured(experiment)}
+    not_run = dict(failed or {})
     counts: dict[str, list[list[int]]] = {}
     if experiment.kind == "partition":
         for cell in experiment.run:

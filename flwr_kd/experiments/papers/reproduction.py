@@ -7,7 +7,7 @@ A cell that is finished is not run again, and one that was interrupted goes on a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from flwr_kd.checks import ConfigError, DataError
@@ -15,7 +15,6 @@ from flwr_kd.experiments import comparison
 from flwr_kd.experiments.comparison import Entry, Plan
 from flwr_kd.experiments.options import ExperimentOptions
 from flwr_kd.experiments.papers import library, rules
-from flwr_kd.experiments.papers.estimate import lacking
 from flwr_kd.experiments.papers.schema import Paper, PaperCell, PaperExperiment
 from flwr_kd.experiments.resumption import is_there
 from flwr_kd.experiments.run_form import Values, entries_of, option_values
@@ -72,8 +71,6 @@ class Reproduction:
         Where everything is.
     jobs : tuple of Job
         What is run.
-    left_out : dict
-        By cell, what it needs and this version does not have.
     """
 
     paper: Paper
@@ -83,7 +80,6 @@ class Reproduction:
     seeds: tuple[int, ...]
     folder: Path
     jobs: tuple[Job, ...] = ()
-    left_out: dict[str, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -138,12 +134,8 @@ def prepare(
         raise ConfigError(f"only: no cell of {name} has all of {', '.join(only)}; there are {ids}")
     folder = out or default_folder(paper.id, whole, scale)
     jobs: dict[str, Job] = {}
-    left_out = {}
     if form.trained:
         for cell in cells:
-            if needs := lacking(form, cell):
-                left_out[cell.id] = f"needs {', '.join(needs)}, which is not there"
-                continue
             _add_job(jobs, form, cell, folder, settings or {})
     return Reproduction(
         paper=paper,
@@ -153,13 +145,10 @@ def prepare(
         seeds=tuple(seeds) or form.seeds or _SEEDS,
         folder=folder,
         jobs=tuple(jobs.values()),
-        left_out=left_out,
     )
 
 
 def _with_cells(form: PaperExperiment, cells: tuple[PaperCell, ...]) -> PaperExperiment:
-    from dataclasses import replace
-
     return replace(form, run=cells)
 
 

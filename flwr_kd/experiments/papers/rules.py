@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
 
 from flwr_kd import catalogue
 from flwr_kd.checks import ConfigError
-from flwr_kd.experiments.papers.coming import COMING
 from flwr_kd.experiments.papers.measures import MEASURES
 from flwr_kd.experiments.papers.printed import keys_of
 from flwr_kd.experiments.papers.schema import Expectation, PaperCell, PaperExperiment
@@ -102,7 +100,7 @@ def _check_runs(form: RunForm, where: str) -> None:
     cells = form.run or (PaperCell(id="all"),)
     try:
         for cell in cells:
-            options = option_values(without_coming({**form.settings, **cell.settings}))
+            options = option_values({**form.settings, **cell.settings})
             for name in ("dataset", "public"):
                 _check_data_set(options.get(name))
             entries_of(form, form.methods, cell.set)
@@ -110,15 +108,9 @@ def _check_runs(form: RunForm, where: str) -> None:
         raise ConfigError(f"{where}: {cell.id}: {error}") from None
 
 
-def without_coming(settings: Mapping[str, Any]) -> Values:
-    """Return the options that this version has, or that no version is to have."""
-    return {name: value for name, value in settings.items() if name not in COMING["option"]}
-
-
 def _check_data_set(name: object) -> None:
-    known = {*catalogue.DATASETS, *COMING["data set"]}
-    if name is not None and not (name in known or str(name).startswith("csv:")):
-        raise ConfigError(unknown_name("data set", str(name), sorted(known)))
+    if name is not None and not (name in catalogue.DATASETS or str(name).startswith("csv:")):
+        raise ConfigError(unknown_name("data set", str(name), catalogue.DATASETS))
 
 
 def _check_printed(experiment: PaperExperiment, where: str) -> None:
