@@ -19,6 +19,8 @@ from flwr_kd import registry
 from flwr_kd.results import files
 from flwr_kd.results.schema import RoundResult, RunResult
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
 

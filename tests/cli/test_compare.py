@@ -15,6 +15,8 @@ from flwr_kd.experiments.experiment import Experiment, attacker_ids
 from flwr_kd.results import files
 from tests.cli.commands import SMALL, TINY, Command, kept_files, numbers
 
+pytestmark = pytest.mark.long
+
 
 def test_simulate_writes_a_result_and_curves(command: Command, tmp_path: Path) -> None:
     code, out, err = command(

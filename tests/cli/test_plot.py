@@ -18,6 +18,8 @@ from flwr_kd.results import files, schema
 from flwr_kd.server.checkpoint import Checkpoint
 from tests.cli.commands import TINY, Command, is_a_picture, kept_files
 
+pytestmark = pytest.mark.long
+
 
 def add_images(folder: Path, method: str, images: np.ndarray[Any, Any]) -> None:
     """Add images to the saved state of a run's server."""

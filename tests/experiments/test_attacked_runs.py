@@ -31,6 +31,8 @@ from flwr_kd.testing.faults import Fault
 from flwr_kd.transport.inline_grid import InlineGrid
 from flwr_kd.transport.payload import Payload
 
+pytestmark = pytest.mark.long
+
 METHODS = list(registry.methods())
 
 

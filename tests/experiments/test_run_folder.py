@@ -16,6 +16,8 @@ from flwr_kd.experiments.run_folder import RunFolder
 from flwr_kd.experiments.runner import run
 from flwr_kd.results.schema import RoundResult, RunResult
 
+pytestmark = pytest.mark.long
+
 SMALL = Experiment(clients=3, rounds=4, limit=150, backend="inline", device="cpu", workers=1)
 # One without personal models, one with.
 METHODS = ["fedhkd", "fedproto", "ktpfl-weights"]

@@ -15,6 +15,8 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from flwr_kd.learning.batches import Batches
 
+pytestmark = pytest.mark.long
+
 DRAWS: dict[str, Callable[[], float]] = {
     "torch": lambda: float(torch.rand((), dtype=torch.float64)),
     "numpy": lambda: float(np.random.rand()),  # noqa: NPY002

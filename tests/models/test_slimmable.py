@@ -31,6 +31,8 @@ from flwr_kd.models import (
     slimmed,
 )
 
+pytestmark = pytest.mark.long
+
 SHAPE, CLASSES, BATCH = (3, 16, 16), 10, 4
 # The light models of FedDKC's clients have the parameters of the others.
 NAMES = (

@@ -530,6 +530,7 @@ def test_texts_still_differ_after_bilstms_many_layers() -> None:
     assert features[0].std(0).norm() > 0.1 * pooled[0].std(0).norm()
 
 
+@pytest.mark.long
 def test_bilstm_can_be_trained() -> None:
     # The class depends on which of two words occurs among random ones.
     tokens = texts(*range(4, 12), *range(4, 12), *range(4, 12), *range(4, 12)).clamp(max=40)

@@ -136,6 +136,7 @@ def test_mixtures_are_clipped_and_variances_stay_positive() -> None:
     assert mixed.get(8)[names.index("bn.running_var")].tolist() == [0] * 3
 
 
+@pytest.mark.long
 @PLACES
 def test_a_copy_and_a_state_do_not_change(memory: int) -> None:
     made = store(memory)

@@ -333,6 +333,7 @@ def test_what_flower_cannot_decode_costs_its_own_contribution(
         assert all("is dropped: it cannot be fetched: Invalid header" in line for line in flower_log)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["fedavg", "fedprox", "fedhkd"])
 def test_a_mean_holds_no_more_for_more_clients(name: str, make_blobs: Any) -> None:
     """In models; the client that is at work and Flower's copies of its answer are among them."""
