@@ -3,6 +3,8 @@
 `fedhyb-server`: FedHyb's epochs and learning rate at the server, on validation data (a fifth of the training part
 that no client has) and seeds that no table uses, at the reported round.
 
+`fedhkd`: FedHKD's λ, γ, ν and noise, on validation data and seeds that no table uses, at the reported round.
+
 `batchnorm-MODEL`: BatchNorm of the student (`distill-batchnorm`) in FedDF, FedHEAD and FedHEAD+, with ResNet8 and
 with an MLP. Accuracies on validation data, which decide the default, and those of the same models on the whole test
 set.
@@ -118,6 +120,42 @@ def fedhyb_server() -> Grid:
     return Grid("fedavg", cells, (10, 11), experiment, ("local-epochs=5", "batch-size=16"))
 
 
+def fedhkd() -> Grid:
+    """FedHKD's weights λ and γ, threshold ν and noise; twenty rounds. Some three minutes per seed."""
+    cells = {"fedavg": Cell("fedavg")}
+    for noise, threshold, classifier, gamma in fedhkd_settings():
+        settings = (
+            f"noise={noise}",
+            f"threshold={threshold}",
+            f"classifier-weight={classifier}",
+            f"gamma={gamma}",
+        )
+        cells[fedhkd_cell(noise, threshold, classifier, gamma)] = Cell("fedhkd", settings)
+    experiment = {"dataset": "digits", "partition": "inner-dirichlet:0.1", "rounds": 20, "validation": True}
+    return Grid("fedavg", cells, (10, 11), experiment)
+
+
+WEIGHTS = ("0.05", "0.2", "0.5", "1", "2", "5", "10")
+"""FedHKD's λ and γ; the first is the paper's, the last for λ alone."""
+
+
+def fedhkd_settings() -> Iterator[tuple[str, str, str, str]]:
+    """Yield noise, ν, λ and γ: both weights alike, and without noise also each of them alone."""
+    for noise in ("none", "representations"):
+        for threshold in ("0.25", "0.05"):
+            yield from ((noise, threshold, weight, weight) for weight in WEIGHTS[:-1])
+    for weight in WEIGHTS[1:]:
+        yield "none", "0.05", weight, "0"
+    for weight in WEIGHTS[1:-1]:
+        yield "none", "0.05", "0", weight
+
+
+def fedhkd_cell(noise: str, threshold: str, classifier: str, gamma: str) -> str:
+    """Return a cell's name."""
+    weights = classifier if classifier == gamma else f"{classifier}-{gamma}"
+    return f"noise-{noise}-threshold-{threshold}-weights-{weights}"
+
+
 def batchnorm(model: str, seeds: tuple[int, ...]) -> Grid:
     """The student's BatchNorm; some 5 minutes with the MLP, and half an hour with ResNet8."""
     cells = {"fedavg": Cell("fedavg")}
@@ -210,6 +248,7 @@ def knowing_the_groups() -> Iterator[None]:
 
 GRIDS = {
     "fedhyb-server": fedhyb_server,
+    "fedhkd": fedhkd,
     "batchnorm-resnet8": functools.partial(batchnorm, "resnet8", (0, 1, 2)),
     "batchnorm-mlp": functools.partial(batchnorm, "mlp-bn", (0, 1, 2)),
     "feddf-average": feddf_average,

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import bytes as bytes_program
+import grids
 import numpy as np
 import overhead as overhead_program
 import remake
@@ -342,6 +343,32 @@ BASELINES = (
 )
 
 
+def fedhkd_search() -> str:
+    """Return FedHKD's global accuracy over FedAvg's by seed, for its weights, threshold and noise."""
+    cells = document("grid-fedhkd")["cells"]
+
+    reference = cells["fedavg"]["seeds"]
+
+    def found(*setting: str) -> str:
+        seeds = cells.get(grids.fedhkd_cell(*setting), {"seeds": {}})["seeds"]
+        gains = [
+            100 * (seeds[seed]["global_accuracy"] - reference[seed]["global_accuracy"])
+            for seed in sorted(seeds)
+        ]
+        return " / ".join(f"{gain:+.1f}" for gain in gains).replace("-", "−") or "–"
+
+    columns: dict[str, Callable[[str], tuple[str, str, str, str]]] = {
+        "λ = γ, ν = 0.25": lambda weight: ("none", "0.25", weight, weight),
+        "λ = γ, ν = 0.05": lambda weight: ("none", "0.05", weight, weight),
+        "λ, γ = 0, ν = 0.05": lambda weight: ("none", "0.05", weight, "0"),
+        "γ, λ = 0, ν = 0.05": lambda weight: ("none", "0.05", "0", weight),
+        "λ = γ, ν = 0.25, noise": lambda weight: ("representations", "0.25", weight, weight),
+        "λ = γ, ν = 0.05, noise": lambda weight: ("representations", "0.05", weight, weight),
+    }
+    rows = [[weight, *(found(*setting(weight)) for setting in columns.values())] for weight in grids.WEIGHTS]
+    return f"{markdown(['weight', *columns], rows)}\n\n{made_with('grid-fedhkd')}"
+
+
 def overhead() -> str:
     """Rounds over those of a bare loop."""
     rows = [overhead_program.cells(row) for row in document("overhead")["rows"]]
@@ -471,6 +498,7 @@ TABLES: dict[str, Callable[..., str]] = {
     "baselines-of": baselines_of,
     "baselines-settings": baselines_settings,
     "baselines-side-by-side": baselines_side_by_side,
+    "search-fedhkd": fedhkd_search,
     "overhead": overhead,
     "shares": shares,
     "sizes": sizes,

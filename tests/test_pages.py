@@ -271,9 +271,9 @@ def test_feddkcs_results_on_the_page_are_those_of_the_benchmark() -> None:
                 f"{100 * sum(each[str(i)]['local_accuracy'] for each in last) / len(last):.2f}"  # type: ignore[misc]
                 for i in range(5)
             ]
-    table = [
-        cells for cells in rows(section(folder("feddkc-kkr") / "README.md", "Results")) if len(cells) > 3
-    ]
+    # Tables beside controls begin with the method, and are checked with the other tables of benchmarks/report.py.
+    found = rows(section(folder("feddkc-kkr") / "README.md", "Results"))
+    table = [cells for cells in found if len(cells) > 3 and cells[0] in ("digits", "fashion-mnist")]
     assert len(measured) > 20
     assert {tuple(cells[:4]): cells[4:] for cells in table if len(cells) == 7} == measured
     assert {tuple(cells[:4]): cells[4:] for cells in table if len(cells) == 9} == clients
