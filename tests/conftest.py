@@ -30,6 +30,15 @@ def flower_log() -> Iterator[list[str]]:
 
 
 @pytest.fixture(autouse=True)
+def level_of_flowers_log() -> Iterator[None]:
+    """Undo what a program sets, whose ``main()`` a test calls."""
+    logger = logging.getLogger("flwr")
+    level = logger.level
+    yield
+    logger.setLevel(level)
+
+
+@pytest.fixture(autouse=True)
 def words_of_python() -> Iterator[None]:
     """Undo what an app's code in this process says of the interface in use."""
     with wording.speaking(wording.Interface.PYTHON):

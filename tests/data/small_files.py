@@ -141,8 +141,10 @@ def flows(name: str) -> Callable[..., None]:
 
 
 def ag_news(folder: Path, each: int, patch: pytest.MonkeyPatch) -> None:
+    # A folder of its own: in the one that all share, train.csv could be any set's.
+    (folder / "ag-news").mkdir()
     for split, count in (("train", each), ("test", 3)):
-        with (folder / f"{split}.csv").open("w", newline="") as file:
+        with (folder / "ag-news" / f"{split}.csv").open("w", newline="") as file:
             table = csv.writer(file, quoting=csv.QUOTE_ALL)
             for i in range(count):
                 for k, words in enumerate(WORDS):

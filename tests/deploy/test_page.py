@@ -251,6 +251,6 @@ def test_the_pages_settings_are_those_of_every_app() -> None:
         for name, value in listed.items()
         if name in APPLICATIONS[0].settings
     }
-    assert len(listed) == 9
+    assert len(listed) == 13
     for app in APPLICATIONS:
         assert {name: app.settings[name] for name in listed} == listed
