@@ -145,7 +145,7 @@ def models() -> dict[tuple[Any, ...], ExperimentOptions]:
 def test_each_papers_model_takes_its_data(options: ExperimentOptions, data_dir: str) -> None:
     import torch
 
-    changed = replace(options, data_dir=data_dir, limit=None, client_samples=None)
+    changed = replace(options, data_dir=data_dir, limit=None, client_samples=None, hold_back=None)
     experiment = Experiment.from_options(changed, 0)
     from flwr_kd.experiments.data import bundle_of
 
