@@ -48,7 +48,7 @@ MODELS: Mapping[str, str] = MappingProxyType(
         "cnn": "images from 4×4: two 5×5 convolutions (McMahan et al. 2017), 512 features",
         "lenet": "images from 4×4: LeNet-5 with ReLU and max pooling, 84 features",
         "mlp": "any numbers: a hidden layer of 200, 64 features",
-        "mlp-bn": "any numbers: as mlp, with BatchNorm behind the hidden layer",
+        "mlp-bn": "any numbers: a hidden layer of 200 with BatchNorm, 64 features",
         "mlp4": "any numbers: three hidden layers of 200, 200 features",
         "resnet10": "images from 4×4: FedDKC's, split after the stem, 4 blocks in the predictor",
         "resnet10-pooled": "images from 4×4: resnet10 with max pooling, whose features are a quarter as large",
