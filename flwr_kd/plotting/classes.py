@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from flwr_kd.plotting.style import empty_figure, number_range, set_title, write_picture
+from flwr_kd.plotting.style import empty_figure, name_panel, number_range, set_title, write_picture
 from flwr_kd.results.errors import ResultError
 
 if TYPE_CHECKING:
@@ -143,19 +143,9 @@ def _write_numbers(axes: Axes, table: Counts, most: int) -> None:
 def _decorate(axes: Axes, name: str, table: Counts) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    axes.set_title(f"{name}\n", fontsize=11).set_parse_math(False)
     samples = number_range(table.sum(axis=1).tolist())
     present = number_range((table > 0).sum(axis=1).tolist())
-    axes.annotate(
-        f"per client {samples} samples of {present} classes",
-        (0.5, 1),
-        xycoords="axes fraction",
-        xytext=(0, 5),
-        textcoords="offset points",
-        ha="center",
-        fontsize=8.5,
-        color="0.35",
-    )
+    name_panel(axes, name, f"per client {samples} samples of {present} classes")
     axes.xaxis.set_major_locator(MaxNLocator(nbins=20, integer=True))
     axes.yaxis.set_major_locator(MaxNLocator(nbins=20, integer=True))
     axes.set_xlabel("client")

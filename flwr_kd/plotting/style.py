@@ -27,6 +27,7 @@ __all__ = [
     "make_panels",
     "measured_on",
     "method_styles",
+    "name_panel",
     "number_range",
     "palette",
     "set_title",
@@ -82,20 +83,25 @@ def make_panels(
     for axes in panels[len(runs) :]:
         axes.set_visible(False)
     for axes, (name, run) in zip(panels, runs.items(), strict=False):
-        axes.set_title(f"{name}\n", fontsize=11).set_parse_math(False)
         accuracy = run.last[metric]
         text = "not measured" if accuracy is None else f"{100 * accuracy:.2f} %"
-        axes.annotate(
-            f"{metric.replace('_', ' ')} {text}",
-            (0.5, 1),
-            xycoords="axes fraction",
-            xytext=(0, 5),
-            textcoords="offset points",
-            ha="center",
-            fontsize=8.5,
-            color="0.35",
-        )
+        name_panel(axes, name, f"{metric.replace('_', ' ')} {text}")
     return drawn, panels[: len(runs)]
+
+
+def name_panel(axes: Axes, name: str, text: str) -> None:
+    """Write a panel's name above it, and a smaller line between the two."""
+    axes.set_title(f"{name}\n", fontsize=11).set_parse_math(False)
+    axes.annotate(
+        text,
+        (0.5, 1),
+        xycoords="axes fraction",
+        xytext=(0, 5),
+        textcoords="offset points",
+        ha="center",
+        fontsize=8.5,
+        color="0.35",
+    )
 
 
 def empty_figure(width: float, height: float) -> Figure:
