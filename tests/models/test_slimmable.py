@@ -544,7 +544,7 @@ def test_split_models_without_a_wrapper() -> None:
     make_slimmable(model)
     with slimmed(model, 0.5):
         h = model.features(batch())
-        assert h.shape == (BATCH, 8, 8, 8)
+        assert h.shape == (BATCH, 8, 16, 16)
         assert model.classify(h).shape == (BATCH, CLASSES)
     model.extractor.append(nn.MaxPool2d(2))
     with pytest.raises(ValueError, match="features must have the shape"):

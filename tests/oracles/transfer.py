@@ -256,6 +256,7 @@ def replay(
         public_x, public_y = party.public(0).tensors
         rows = torch.from_numpy(trained[keys[0]].sent()["rows"].copy())
         x, predictions = public_x[rows].double(), []
+        before: dict[int, dict[str, float]] = {}
         for n in keys:
             mirror, rate = mirrors[n], config.learning_rate * decay
             if warmup and n not in warm:
@@ -265,6 +266,7 @@ def replay(
             order = draw("train", r, n, "order")
             mirror.train(mirror.x, mirror.y, config.batch_size, config.local_epochs, order, rate=rate, **sgd)
             _same_weights(trained[n].kept, mirror.weights())
+            before[n] = {"trained-accuracy": mirror.accuracy()}
             exact, came = mirror.predict(x, config.temperature), trained[n].came()["predictions"]
             predictions.append(_arrived(exact, came, precision))
         counts = [len(mirrors[n].x) for n in keys]
@@ -283,7 +285,9 @@ def replay(
         if r == len(party.strategy_rounds):
             # After the last round all are measured, those that never trained with their models as built.
             keys = list(range(len(mirrors)))
-        assert stats.clients == {n: {"local-accuracy": mirrors[n].accuracy()} for n in keys}
+        assert stats.clients == {
+            n: {"local-accuracy": mirrors[n].accuracy(), **before.get(n, {})} for n in keys
+        }
         np.testing.assert_allclose(stats.local_accuracy, np.mean([mirrors[n].accuracy() for n in keys]))
     return mirrors
 

@@ -240,7 +240,7 @@ def test_clients_without_samples_are_averaged_evenly() -> None:
             r"unknown hyper-parameter or option 'gama' \(did you mean 'gamma'\?\); valid: .*threshold",
         ),
         ({"gamma": -1.0}, "gamma must be >= 0, got -1.0"),
-        ({"config": FedAvg().config}, "config must be a FedHKDConfig, got MethodConfig"),
+        ({"config": FedAvg().config}, "config must be a FedHKDConfig, got FedAvgConfig"),
         (
             {"config": FedHKD().config, "gamma": 1.0},
             r"either config or hyper-parameters, got config and .*gamma",

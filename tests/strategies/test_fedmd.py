@@ -256,7 +256,7 @@ class TestRegistration:
         config = FedMDConfig()
         assert config.warmup_epochs == 0
         plain = PublicKnowledgeConfig()
-        assert {**plain.to_wire(), "warmup-epochs": 0} == config.to_wire()
+        assert {**plain.to_wire(), "warmup-epochs": 0, "global-model": "none"} == config.to_wire()
         assert (config.temperature, config.distill_weight, config.distill_epochs) == (10, 1, 1)
         assert (config.batch_size, config.public_batch_size, config.public_samples) == (128, 256, 3000)
         assert (config.local_epochs, config.learning_rate, config.distill_learning_rate) == (20, 0.01, 0.01)
