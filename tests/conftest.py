@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,6 +17,12 @@ from flwr_kd.server.records import KDResult
 from flwr_kd.testing import federation as small
 
 pytest_plugins = ("tests.tiers",)
+
+# Programs that tests interrupt would inherit that it is ignored, as in the background of a shell.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+# Ray gives its workers the least priority but four: beside other tests on a small machine they would hardly run.
+os.environ.setdefault("RAY_worker_niceness", "0")
 
 
 @pytest.fixture
