@@ -112,16 +112,17 @@ class Experiment(ExperimentOptions):
         # A result names the rule in one form.
         object.__setattr__(self, "aggregation", str(Rule.parse(self.aggregation)))
         object.__setattr__(self, "knowledge_aggregation", str(knowledge_rule(self.knowledge_aggregation)))
+        if self.attackers > self.clients:
+            raise ConfigError(f"attackers must be at most clients={self.clients}, got {self.attackers}")
         if self.attack is not None:
-            parse_attack(self.attack)
+            attack = parse_attack(self.attack)
             if not self.attackers:
                 raise ConfigError(f"attack {self.attack!r} needs attackers from 1, got 0")
+            attack.check_crowd(self.clients, self.attackers)
         elif self.attackers:
             raise ConfigError(
                 f"attackers={self.attackers} needs an attack, one of {', '.join(ATTACKS)}; got none"
             )
-        if self.attackers > self.clients:
-            raise ConfigError(f"attackers must be at most clients={self.clients}, got {self.attackers}")
 
     def _check_selection(self) -> None:
         number("test-fraction", self.test_fraction, 0, 1, open_high=True)

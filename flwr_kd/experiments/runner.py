@@ -27,7 +27,7 @@ from flwr_kd.data import (
     augmentation,
     histogram,
 )
-from flwr_kd.experiments.attacks import parse_attack
+from flwr_kd.experiments.attacks import AttackedGrid, MaliciousClient, parse_attack
 from flwr_kd.experiments.backends import chosen_backend
 from flwr_kd.experiments.data import (
     bundle_of,
@@ -41,7 +41,6 @@ from flwr_kd.experiments.distances import Trajectory
 from flwr_kd.experiments.errors import SimulationError
 from flwr_kd.experiments.evaluation import evaluator
 from flwr_kd.experiments.experiment import Experiment, attacker_ids
-from flwr_kd.experiments.malicious_client import MaliciousClient
 from flwr_kd.experiments.process_pool import BuiltApp, run_processes
 from flwr_kd.experiments.ray_backend import run_ray
 from flwr_kd.experiments.run_folder import CHECKPOINT_SECONDS, RunFolder
@@ -160,7 +159,10 @@ def run(
     measured = method.global_model or averages_models(config)
     evaluate = _evaluate_fn(experiment, bundle if measured else None, trajectory)
 
+    attack = None if experiment.attack is None else parse_attack(experiment.attack)
+
     def serve(grid: Grid) -> None:
+        grid = AttackedGrid(grid, attack) if attack is not None and attack.colludes else grid
         try:
             outcome.result = strategy.start(grid, initial, num_rounds=experiment.rounds, evaluate_fn=evaluate)
         except Exception as error:

@@ -11,13 +11,13 @@ from typing import Any, cast
 import torch
 from flwr.app import ArrayRecord, Context, Message
 from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
 from torch import nn
 
 from flwr_kd import registry
 from flwr_kd.client.own_model import LentModel
 from flwr_kd.data import ArrayDataset
-from flwr_kd.experiments.attacks import parse_attack
-from flwr_kd.experiments.malicious_client import MaliciousClient
+from flwr_kd.experiments.attacks import AttackedGrid, MaliciousClient, parse_attack
 from flwr_kd.models import build_model
 from flwr_kd.models.feature import FeatureModel
 from flwr_kd.models.initialisation import DrawFrom
@@ -186,6 +186,10 @@ class Federation:
 
         return cast(ClientApp, on_device)
 
+    def between(self, grid: Grid) -> Grid:
+        """Return the grid as the server sees it: with attackers between, if they collude."""
+        return AttackedGrid(grid, self.attack) if self.attack is not None and self.attack.colludes else grid
+
     def strategy(self, *settings: str, **options: Any) -> KDStrategy[Any, Any]:
         """Return a strategy with hyper-parameters ``name=value``, and options of its constructor."""
         options = {"min_available_nodes": self.clients, "aggregation": self.aggregation, **options}
@@ -230,7 +234,8 @@ class Federation:
             strategy = self.strategy(*settings, **options)
             opened = kind(self.app(), self.clients, **{"work_seconds": WORK_SECONDS, **(grid or {})})
             try:
-                return strategy, strategy.start(opened, self.initial(), num_rounds=rounds, timeout=timeout)
+                seen = self.between(opened)
+                return strategy, strategy.start(seen, self.initial(), num_rounds=rounds, timeout=timeout)
             finally:
                 opened.close()
 

@@ -16,11 +16,11 @@ from flwr_kd.checks import ConfigError
 from flwr_kd.experiments import data, runner
 from flwr_kd.experiments.attacks import (
     Attack,
+    MaliciousClient,
     draw_attackers,
     parse_attack,
 )
 from flwr_kd.experiments.experiment import Experiment, attacker_ids
-from flwr_kd.experiments.malicious_client import MaliciousClient
 from flwr_kd.experiments.runner import run
 from flwr_kd.server.records import KDResult
 from flwr_kd.server.strategy import KDStrategy
@@ -40,6 +40,12 @@ SPECS = [
     "label-flip", "label-flip:permute", "gaussian:2.0", "sign-flip:10", "nan", "payload", "payload:predictions",
     "payload:prototypes", "payload:counts",
 ]  # fmt: skip
+
+
+FURTHER = ["scale:10", "alie:1", "ipm", "prototype-swap", "lma", "cpa", "count:100000"]
+"""Attacks of which the slow tier has most methods."""
+SIMPLE = ("fedavg", "fedproto", "fedhkd", "fedmd", "fedgkt")
+"""The methods that meet them sooner."""
 
 
 UNTOUCHED = ("fedavg", "fedmd")
@@ -63,10 +69,11 @@ def concerned(name: str, spec: str) -> bool:
 
 def methods_and_attacks(*, concern: bool) -> list[Any]:
     """Return each method with the attacks that change something that its clients send, or nothing."""
+    kept = METHODS if concern else UNTOUCHED
     return [
-        grouped(name, spec, further=not (concern or name in UNTOUCHED))
+        grouped(name, spec, further=name not in (SIMPLE if spec in FURTHER and concern else kept))
         for name in METHODS
-        for spec in SPECS
+        for spec in (*SPECS, *FURTHER)
         if concerned(name, spec) == concern
     ]
 
@@ -90,7 +97,7 @@ def two_rounds(federation: Any, name: str, spec: str | None, **grid: Any) -> Run
     strategy = fed.strategy(*(f"{key}={value}" for key, value in short.items() if key in known))
     inline = InlineGrid(fed.app(), fed.clients, **grid)
     try:
-        return strategy, strategy.start(inline, fed.initial(), num_rounds=2, timeout=30)
+        return strategy, strategy.start(fed.between(inline), fed.initial(), num_rounds=2, timeout=30)
     finally:
         inline.close()
 
@@ -129,7 +136,11 @@ def test_every_method_survives_every_attack(name: str, spec: str, attacked: Any)
     for stats in result.rounds:
         assert stats.participants >= 3
         assert stats.local_accuracy is not None
-    dropped = spec == "nan" and bool(strategy.reply_arrays)
+    fields = {name for kind in strategy.reply_payloads.values() for name in kind.__dataclass_fields__}  # type: ignore[attr-defined]
+    # A message that has an entry per sample says how many there are.
+    dropped = (spec == "nan" and bool(strategy.reply_arrays)) or (
+        spec.startswith("count:") and "index" in fields
+    )
     assert (result.rounds[0].participants, result.rounds[0].failures) == ((3, 1) if dropped else (4, 0))
 
 
@@ -172,6 +183,10 @@ def test_an_attack_is_felt_where_its_target_is_sent(name: str, attacked: Any) ->
         "payload:predictions": bool(fields & {"predictions", "logits"}),
         "payload:prototypes": bool(fields & {"prototypes", "representations", "features"}),
     }
+    if name in SIMPLE:
+        felt["alie:1"] = felt["ipm"] = felt["scale:10"] = felt["sign-flip:10"]
+        felt["lma"] = felt["cpa"] = felt["payload:predictions"]
+        felt["prototype-swap"] = bool(fields & {"prototypes", "representations"})
     for spec, expected in felt.items():
         assert concerned(name, spec) is expected
         if expected:
@@ -183,6 +198,23 @@ def test_same_seed_same_numbers(name: str, attacked: Any, federation: Any, numbe
     spec = "gaussian:2.0" if registry.get(name).strategy.reply_arrays else "label-flip:permute"
     again = two_rounds(federation, name, spec, workers=3, seed=3)
     assert numbers(attacked(name, spec)[1]) == numbers(again[1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["fedavg", "fedhkd"])
+def test_attackers_see_the_same_on_all_backends(name: str) -> None:
+    experiment = Experiment(**SMALL, attack="ipm", attackers=1)
+    method = registry.get(name)
+    inline, processes, honest = (
+        run(method, one).rounds
+        for one in (experiment, replace(experiment, backend="processes", workers=2), Experiment(**SMALL))
+    )
+    told = [
+        [(r.local_accuracy, r.train_loss, r.global_accuracy) for r in rounds]
+        for rounds in (inline, processes)
+    ]
+    assert told[0] == told[1]
+    assert inline[-1].global_accuracy != honest[-1].global_accuracy
 
 
 def test_attackers_are_drawn_by_the_seed() -> None:

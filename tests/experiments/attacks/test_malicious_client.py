@@ -11,9 +11,9 @@ from flwr.client import NumPyClient
 
 from flwr_kd.experiments.attacks import (
     Gaussian,
+    MaliciousClient,
     SignFlip,
 )
-from flwr_kd.experiments.malicious_client import MaliciousClient
 from flwr_kd.strategies.fedavg import FedAvgClient
 from flwr_kd.strategies.fedproto import FedProtoClient
 from flwr_kd.transport import flower_records

@@ -15,11 +15,18 @@ from flwr_kd import registry
 from flwr_kd.checks import ConfigError
 from flwr_kd.data import ArrayDataset
 from flwr_kd.experiments.attacks import (
+    ALittleIsEnough,
     Attack,
+    ClaimedCount,
+    ClassPrior,
     Gaussian,
+    InnerProduct,
     LabelFlip,
+    LossMaximizing,
+    ModelReplacement,
     NotANumber,
     SignFlip,
+    SwappedPrototypes,
     WrongKnowledge,
     parse_attack,
 )
@@ -45,6 +52,15 @@ def rng() -> np.random.Generator:
         ("sign-flip", SignFlip(1.0)),
         ("sign-flip:0.5", SignFlip(0.5)),
         ("nan", NotANumber()),
+        ("scale:10", ModelReplacement(10.0)),
+        ("alie", ALittleIsEnough(None)),
+        ("alie:1.5", ALittleIsEnough(1.5)),
+        ("ipm", InnerProduct(None)),
+        ("ipm:0.5", InnerProduct(0.5)),
+        ("prototype-swap", SwappedPrototypes()),
+        ("lma", LossMaximizing()),
+        ("cpa", ClassPrior()),
+        ("count:5", ClaimedCount(5)),
         ("payload", WrongKnowledge(frozenset({"predictions", "prototypes", "counts"}))),
         ("payload:counts", WrongKnowledge(frozenset({"counts"}))),
     ],
@@ -57,7 +73,8 @@ def test_texts(spec: str, attack: Attack) -> None:
     ("spec", "text"),
     [
         ("gausian:1", r"unknown attack 'gausian' \(did you mean 'gaussian'\?\); valid: label-flip, gaussian, "
-         r"sign-flip, nan, payload, in the forms label-flip\[:TARGET\], label-flip:permute, gaussian:SIGMA"),
+         r"sign-flip, scale, alie, ipm, nan, payload, prototype-swap, lma, cpa, count, in the forms "
+         r"label-flip\[:TARGET\], label-flip:permute, gaussian:SIGMA"),
         ("", "unknown attack ''"),
         (None, "attack must be one of label-flip.*, got None"),
         ("label-flip:", "attack 'label-flip:': TARGET, .* permute, must be a whole number from 0, got ''"),
@@ -70,6 +87,12 @@ def test_texts(spec: str, attack: Attack) -> None:
         ("sign-flip:-2", "SCALE must be a finite number above 0, got '-2'"),
         ("sign-flip:inf", "SCALE must be a finite number above 0, got 'inf'"),
         ("nan:3", "attack 'nan:3': nan takes no value"),
+        ("lma:", "attack 'lma:': lma takes no value"),
+        ("scale", "attack 'scale': SCALE must be a finite number above 0, got ''"),
+        ("alie:0", "attack 'alie:0': Z must be a finite number above 0, got '0'"),
+        ("ipm:-1", "attack 'ipm:-1': EPSILON must be a finite number above 0, got '-1'"),
+        ("count", "attack 'count': N must be a whole number from 1"),
+        ("count:0", "attack 'count:0': N must be a whole number from 1"),
         ("payload:", "KIND must be one of predictions, prototypes, counts, got ''"),
         ("payload:weights", "KIND must be one of predictions, prototypes, counts, got 'weights'"),
     ],
@@ -347,3 +370,6 @@ def test_whom_an_attack_concerns() -> None:
     assert concerned("payload") == {"fedproto", "fedgkt", "fedhkd"}
     assert concerned("payload:counts") == {"fedproto", "fedhkd"}
     assert concerned("payload:predictions") == {"fedgkt", "fedhkd"}
+    assert concerned("prototype-swap") == {"fedproto", "fedhkd"}
+    assert concerned("lma") == concerned("cpa") == {"fedgkt", "fedhkd"}
+    assert concerned("alie") == concerned("ipm") == concerned("scale:2") == {"fedavg", "fedhyb", "fedhkd"}

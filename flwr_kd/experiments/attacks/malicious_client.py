@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 from flwr.client import NumPyClient
 
-from flwr_kd.experiments.attacks import Attack, parse_attack
+from flwr_kd.experiments.attacks.attack import Attack
+from flwr_kd.experiments.attacks.texts import parse_attack
 from flwr_kd.seeding import numpy_generator
 from flwr_kd.transport import flower_records
 
-__all__ = ["MaliciousClient"]
+__all__ = ["ATTACKER", "MaliciousClient", "generator"]
 
 NDArray = npt.NDArray[Any]
 Scalar = bool | int | float | str | bytes
+ATTACKER = "attacker"
+"""Metric by which an attacker that colludes shows its replies to the :class:`AttackedGrid`, which takes it out."""
 
 
 class MaliciousClient(NumPyClient):
     """An honest client whose replies are corrupted.
 
     Random draws come from (seed, "attack", round, partition, phase), where seed, round and phase are in the
-    server's config. The honest client's training set must be the one that :meth:`Attack.poison` returned.
+    server's config. The honest client's training set must be the one that :meth:`Attack.poison` returned. An attack
+    that colludes needs an :class:`~flwr_kd.experiments.attacks.AttackedGrid` at the server; without one, the
+    replies are honest.
 
     Parameters
     ----------
@@ -45,8 +52,11 @@ class MaliciousClient(NumPyClient):
         self.partition = partition
 
     def get_properties(self, config: dict[str, Scalar]) -> dict[str, Scalar]:
-        """Reply to the handshake as the honest client does."""
-        return self.client.get_properties(config)
+        """Reply to the handshake as the honest client does, but for the number of samples."""
+        properties = self.client.get_properties(config)
+        if "num-examples" in properties:
+            properties = {**properties, "num-examples": self.attack.claimed(int(properties["num-examples"]))}
+        return properties
 
     def get_parameters(self, config: dict[str, Scalar]) -> list[NDArray]:
         """Return the honest client's parameters."""
@@ -59,21 +69,25 @@ class MaliciousClient(NumPyClient):
         # A client may train in the arrays it was given.
         received = [array.copy() for array in parameters]
         arrays, num_examples, metrics = self.client.fit(parameters, config)
-        phase, server_round = (
-            str(config.get(flower_records.PHASE, "train")),
-            int(config.get(flower_records.ROUND, 1)),
-        )
-        seed = int(config.get(flower_records.SEED, 0))
-        rng = numpy_generator(seed, "attack", server_round, self.partition, phase)
+        claimed = self.attack.claimed(num_examples)
+        if self.attack.colludes:
+            return arrays, claimed, {**metrics, ATTACKER: self.partition}
         names = json.loads(str(config.get(flower_records.NAMES, "[]")))
-        arrays = self.attack.models(arrays, received, names, rng)
+        arrays = self.attack.models(arrays, received, names, generator(config, self.partition))
         payload = metrics.get(flower_records.PAYLOAD)
         if isinstance(payload, bytes):
             metrics = {**metrics, flower_records.PAYLOAD: self.attack.knowledge(payload, num_examples)}
-        return arrays, num_examples, metrics
+        return arrays, claimed, metrics
 
     def evaluate(
         self, parameters: list[NDArray], config: dict[str, Scalar]
     ) -> tuple[float, int, dict[str, Scalar]]:
         """Evaluate as the honest client does."""
         return self.client.evaluate(parameters, config)
+
+
+def generator(config: Mapping[str, Any], partition: int) -> np.random.Generator:
+    """Return an attacker's random numbers, from (seed, "attack", round, partition, phase)."""
+    phase, server_round = config.get(flower_records.PHASE, "train"), config.get(flower_records.ROUND, 1)
+    seed = int(config.get(flower_records.SEED, 0))
+    return numpy_generator(seed, "attack", int(server_round), partition, str(phase))
