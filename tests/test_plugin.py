@@ -88,6 +88,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
+@pytest.mark.slow
 @pytest.mark.program
 def test_it_passes_the_whole_matrix(site: Path) -> None:
     code = (
@@ -114,6 +115,7 @@ def test_the_command_knows_it(site: Path, tmp_path: Path) -> None:
     assert all(row["failures"] == 0 for run in runs for row in run["rounds"])
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_rays_workers_know_it(site: Path, tmp_path: Path) -> None:
     done = python(

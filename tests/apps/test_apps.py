@@ -55,7 +55,7 @@ def test_every_app_is_tested() -> None:
     assert {app.name for app in APPLICATIONS} == {path.parent.name for path in APPS.glob("*/pyproject.toml")}
 
 
-@pytest.mark.parametrize("app", slow_but([FEDHKD, FEDHEAD]))
+@pytest.mark.parametrize("app", slow_but([FEDHKD]))
 @pytest.mark.flwr_run
 @pytest.mark.xdist_group("simulation")
 def test_flwr_run_gives_the_numbers_of_the_simulation(app: App, superlink: Any) -> None:

@@ -88,6 +88,7 @@ def test_the_command_writes_json_that_names_device_and_data(tmp_path: Path) -> N
     assert "unknown part 'bare'" in wrong.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_ray_is_measured(arguments: Namespace, tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "benchmarks" / "gpu.py"), "--quick", "--device", "cpu"]

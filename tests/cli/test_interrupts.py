@@ -113,11 +113,9 @@ def test_before_the_rounds(start: Start, temporary: Path, backend: str) -> None:
     assert not (process.log_file.parent / "o").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.ray
-@pytest.mark.parametrize(
-    ("number", "how"),
-    [(signal.SIGINT, SINGLE), pytest.param(signal.SIGTERM, GROUP_TWICE, marks=pytest.mark.slow)],
-)
+@pytest.mark.parametrize(("number", "how"), [(signal.SIGINT, SINGLE), (signal.SIGTERM, GROUP_TWICE)])
 def test_in_the_rounds_of_ray(
     start: Start, temporary: Path, number: int, how: tuple[Callable[..., None], int]
 ) -> None:

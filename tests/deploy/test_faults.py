@@ -117,6 +117,7 @@ def test_a_straggler_is_not_counted_into_a_later_round(
     same(result, simulated("fedavg", 2, monkeypatch, {0: Fault("raise", frozenset({1}))}), last=2)
 
 
+@pytest.mark.slow
 @pytest.mark.flwr_run
 def test_too_few_answers_end_the_run(deployment: Deployment) -> None:
     faults = [(0, r, "raise") for r in (2, 3)]

@@ -27,8 +27,8 @@ from tests.apps.applications import APPLICATIONS
 from tests.processes import PATIENCE, PROGRAMS, ROOT, Process, free_port, guarded, start_environment
 
 TEXT = (ROOT / "docs" / "deploy.md").read_text("utf-8")
-ALONE = {"insecure": (), "tls": pytest.mark.slow}
-"""Scenarios of one test each, with their marks. The fixture ``site`` runs ``auth``, which has TLS as well."""
+ALONE = ("insecure", "tls")
+"""Scenarios of one test each. The fixture ``site`` runs ``auth``, which has TLS as well."""
 MACHINES = {"": ["here"], "server": ["server"], "nodes": ["node-0", "node-1"], "user": ["user"]}
 BLOCK = re.compile(
     r"<!-- run: (?P<scenarios>[a-z ]+?)(?: (?P<everywhere>everywhere)| on (?P<place>server|nodes|user))?"
@@ -161,7 +161,8 @@ def check(folder: Path, rounds: list[int]) -> None:
 
 @needs_programs
 @pytest.mark.flwr_run
-@pytest.mark.parametrize("name", [pytest.param(name, marks=marks) for name, marks in ALONE.items()])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ALONE)
 def test_the_pages_commands_work(name: str, tmp_path: Path) -> None:
     scenario = Scenario(name, tmp_path)
     with guarded(tmp_path):
