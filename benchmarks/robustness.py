@@ -21,7 +21,7 @@ from flwr_kd import registry
 from flwr_kd.experiments.errors import SimulationError
 from flwr_kd.experiments.experiment import Experiment, attacker_ids
 from flwr_kd.experiments.runner import run
-from flwr_kd.files import write_text
+from flwr_kd.files import write_atomically
 from flwr_kd.registry import Method
 from flwr_kd.results.provenance import versions
 
@@ -90,7 +90,7 @@ def measure(method: Method, attackers: int, seeds: list[int], folder: Path) -> N
             print(f"{method.name}: {attack}, {'/'.join(defence)}, seed {seed}", file=sys.stderr, flush=True)
             rows.append(measured(method, attack, defence, attackers, seed))
             document = {"versions": versions(), "attackers": attackers, "runs": rows}
-            write_text(path, json.dumps(document, indent=1) + "\n")
+            write_atomically(path, (json.dumps(document, indent=1) + "\n").encode(), mode=0o644)
 
 
 def cases(method: Method, attackers: int) -> Iterator[tuple[str, Defence]]:
@@ -128,7 +128,7 @@ def measured(method: Method, attack: str, defence: Defence, attackers: int, seed
         last = run(method, attacked).rounds[-1]
     except SimulationError as error:
         return {**row, "error": str(error)}
-    own = [told["local-accuracy"] for client, told in last.clients.items() if int(client) not in liars]
+    own = [told["local_accuracy"] for client, told in last.clients.items() if int(client) not in liars]
     return {
         **row,
         "global_accuracy": last.global_accuracy,
