@@ -39,7 +39,7 @@ from flwr_kd import registry
 from flwr_kd.config import MethodConfig
 from flwr_kd.experiments import data, runner
 from flwr_kd.experiments.experiment import Experiment
-from flwr_kd.formulas import LETTERS, Sent, Sizes
+from flwr_kd.formulas import LETTERS, Sent, Situation, Sizes
 from flwr_kd.models import build_model
 from flwr_kd.registry import Method
 from flwr_kd.results.provenance import versions
@@ -241,7 +241,7 @@ def letters_of(
     counts = [np.bincount(labels[train], minlength=bundle.num_classes).tolist() for train, _ in splits]
     public = len(data.public_of(experiment)) if method.public_at == "clients" else 0
     model, inputs = experiment.build_model(client), bundle.input_shape
-    return sizes_of(method, config, model, counts, client, direction, public, inputs)
+    return sizes_of(method, model, Situation(config, counts, client, direction, public, inputs))
 
 
 def round_row(

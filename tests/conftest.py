@@ -13,6 +13,7 @@ import torch
 
 from flwr_kd import wording
 from flwr_kd.data import ArrayDataset
+from flwr_kd.experiments import runner
 from flwr_kd.server.records import KDResult
 from flwr_kd.testing import federation as small
 
@@ -72,3 +73,17 @@ def make_model() -> Callable[..., torch.nn.Module]:
 def numbers() -> Callable[[KDResult], list[tuple[Any, ...]]]:
     """Return what must be the same in two equal runs: everything but the time."""
     return small.numbers
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """Return a list to which each run of an experiment adds its method and seed."""
+    seen: list[tuple[str, int]] = []
+    real = runner.run
+
+    def noting(method: Any, experiment: Any, *args: Any, **kwargs: Any) -> Any:
+        seen.append((method.name, experiment.seed))
+        return real(method, experiment, *args, **kwargs)
+
+    monkeypatch.setattr(runner, "run", noting)
+    return seen

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 from torch import nn
 
-from flwr_kd.config import MethodConfig
 from flwr_kd.formulas import Situation
 from flwr_kd.models import as_feature_model, count_parameters
 from flwr_kd.models.feature import find_head
@@ -16,37 +14,19 @@ from flwr_kd.registry import Method
 __all__ = ["sizes_of"]
 
 
-def sizes_of(
-    method: Method,
-    config: MethodConfig,
-    network: nn.Module,
-    counts: Sequence[Sequence[int]],
-    client: int,
-    direction: str,
-    public: int = 0,
-    inputs: Sequence[int] = (),
-) -> dict[str, int]:
+def sizes_of(method: Method, network: nn.Module, situation: Situation) -> dict[str, int]:
     """Return what the letters of :data:`flwr_kd.formulas.LETTERS` are, from data and model alone.
 
     Parameters
     ----------
     method : Method
         From the registry.
-    config : MethodConfig
-        Its hyper-parameters.
     network : Module
         The client's model.
-    counts : sequence of sequence of int
-        By client, the number of training samples of each class.
-    client : int
-        The client.
-    direction : str
-        ``"down"`` or ``"up"``.
-    public : int
-        Number of public samples at every client.
-    inputs : sequence of int
-        Shape of one sample.
+    situation : Situation
+        The hyper-parameters, the client, its data and the direction.
     """
+    counts, client = situation.counts, situation.client
     shape = getattr(network, "feature_shape", None)
     features: tuple[int, ...] = tuple(shape) if shape else (int(str(getattr(network, "feature_dim", 0))),)
     buffers = list(network.buffers())
@@ -59,5 +39,5 @@ def sizes_of(
         "N": sum(counts[client]),
         "B": sum(b.numel() for b in buffers if b.is_floating_point()),
         "L": sum(b.numel() for b in buffers if not b.is_floating_point()),
-        **method.letters(Situation(config, counts, client, direction, public, inputs)),
+        **method.letters(situation),
     }

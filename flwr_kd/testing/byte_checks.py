@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from flwr.app import ArrayRecord
 
-from flwr_kd.formulas import HEADERS, Sent
+from flwr_kd.formulas import HEADERS, Sent, Situation
 from flwr_kd.testing.federation import CLASSES, SHAPE, blobs, small_model
 from flwr_kd.testing.measured_messages import MeasuringGrid, Note, sizes_of
 from flwr_kd.testing.outcomes import ensure, equal
@@ -33,7 +33,9 @@ def bytes_are_those_of_the_formula(case: Case) -> None:
     public = 32 if method.public_at == "clients" else 0
     network = small_model(case.model)
     sizes = {
-        (client, way): sizes_of(method, strategy.config, network, counts, client, way, public, SHAPE)
+        (client, way): sizes_of(
+            method, network, Situation(strategy.config, counts, client, way, public, SHAPE)
+        )
         for client in range(CLIENTS)
         for way in ("down", "up")
     }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -35,17 +34,3 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 @pytest.fixture
 def no_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "run", lambda *args, **kwargs: pytest.fail("something was run"))
-
-
-@pytest.fixture
-def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
-    """Return a list to which each run adds its method and seed."""
-    seen: list[tuple[str, int]] = []
-    real = runner.run
-
-    def noting(method: Any, experiment: Any, *args: Any, **kwargs: Any) -> Any:
-        seen.append((method.name, experiment.seed))
-        return real(method, experiment, *args, **kwargs)
-
-    monkeypatch.setattr(runner, "run", noting)
-    return seen

@@ -162,6 +162,7 @@ def _bytes(entry: Any, settings: Mapping[str, Any]) -> float:
     """Return the bytes of all rounds and clients by the method's formula, from sizes alone."""
     from flwr_kd.experiments.message_sizes import sizes_of
     from flwr_kd.experiments.papers.estimate import SIZES
+    from flwr_kd.formulas import Situation
     from flwr_kd.models import build_model
 
     size = SIZES.get(str(settings["dataset"]))
@@ -180,9 +181,8 @@ def _bytes(entry: Any, settings: Mapping[str, Any]) -> float:
         network = build_model(name, input_shape=size.shape, num_classes=classes, seed=0)
         share = clients * names.count(name) / len(names)
         for sent in entry.method.sent:
-            letters = sizes_of(
-                entry.method, entry.config, network, counts, 0, sent.direction, public, size.shape
-            )
+            situation = Situation(entry.config, counts, 0, sent.direction, public, size.shape)
+            letters = sizes_of(entry.method, network, situation)
             times = sum(sent.in_round(number, rounds) for number in range(1, rounds + 1))
             total += share * times * (sent.paper(letters) + sum(sent.others(letters).values()))
     if wire.get("public-at") == "server":

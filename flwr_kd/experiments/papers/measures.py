@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
+from flwr_kd.results.measures import ACCURACIES
 from flwr_kd.results.schema import RunResult
 
 __all__ = ["MEASURES", "Measured", "value_of"]
@@ -26,16 +27,19 @@ class Measured(NamedTuple):
     accuracy: bool = True
 
 
+_ACCURACIES = (
+    "local_accuracy",
+    "local_top5",
+    "trained_accuracy",
+    "common_accuracy",
+    "common_top5",
+    "global_accuracy",
+    "global_top5",
+    "global_on_clients",
+)
 MEASURES: Mapping[str, Measured] = MappingProxyType(
     {
-        "local_accuracy": Measured("clients' own models, own test splits"),
-        "local_top5": Measured("the same, five likeliest classes"),
-        "trained_accuracy": Measured("clients' own models before they distil, own test splits"),
-        "common_accuracy": Measured("clients' own models, common test set"),
-        "common_top5": Measured("the same, five likeliest classes"),
-        "global_accuracy": Measured("aggregated model, common test set"),
-        "global_top5": Measured("the same, five likeliest classes"),
-        "global_on_clients": Measured("aggregated model, clients' test splits"),
+        **{name: Measured(ACCURACIES[name].meaning) for name in _ACCURACIES},
         "rounds_to_global": Measured("rounds to a share of the first row's last global accuracy", False),
         "round_trips": Measured("round trips by the paper's formula", False),
         "megabytes": Measured("bytes of all rounds and clients by the paper's formula", False),

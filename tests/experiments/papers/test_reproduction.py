@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from flwr_kd import ConfigError
-from flwr_kd.experiments import comparison, runner
+from flwr_kd.experiments import comparison
 from flwr_kd.experiments.papers import library, report, reproduction
 from flwr_kd.results import files
 from tests.cli.commands import is_a_picture
@@ -116,19 +116,6 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     library.papers.cache_clear()
     yield tmp_path
     library.papers.cache_clear()
-
-
-@pytest.fixture
-def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
-    seen: list[tuple[str, int]] = []
-    real = runner.run
-
-    def noting(method: Any, experiment: Any, *args: Any, **kwargs: Any) -> Any:
-        seen.append((method.name, experiment.seed))
-        return real(method, experiment, *args, **kwargs)
-
-    monkeypatch.setattr(runner, "run", noting)
-    return seen
 
 
 def test_cells_are_comparisons_and_cells_with_the_same_settings_share_them(
