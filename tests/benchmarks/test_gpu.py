@@ -58,6 +58,7 @@ def test_stacked_clients_make_the_steps_of_a_loop(gpu: ModuleType) -> None:
     assert (result["clients"], result["batch_size"]) == (3, 2)
 
 
+@pytest.mark.slow
 def test_a_part_without_time_is_ended_and_says_so(
     gpu: ModuleType, arguments: Namespace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -71,6 +72,7 @@ def test_a_part_without_time_is_ended_and_says_so(
     assert gpu.run_part("bare-cnn", arguments, tmp_path, 60.0) == {"error": "no such GPU"}
 
 
+@pytest.mark.slow
 @pytest.mark.program
 def test_the_command_writes_json_that_names_device_and_data(tmp_path: Path) -> None:
     command = [str(ROOT / "benchmarks" / "gpu.sh"), "--quick", "--device", "cpu"]

@@ -82,6 +82,7 @@ def alive(pid: int) -> bool:
     return True
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_a_client_whose_process_dies_costs_its_own_answer_only(tmp_path: Path, flower_log: list[str]) -> None:
     """Two processes end in round 1, as many as there are workers, and one in round 2. One client is asked again.

@@ -133,6 +133,7 @@ FULL_DISK = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.program
 def test_a_disk_that_is_full_costs_a_warning(tmp_path: Path) -> None:
     """Two runs: one ends with the disk still full, the other after there is space again."""
