@@ -17,6 +17,12 @@ class FedMDConfig(PublicKnowledgeConfig):
         "passes over the labelled public data before a client's first training; FedMD's transfer learning",
         ge=0,
     )
+    warmup_head: str = hyper(
+        "model",
+        "the classifier of that training: the model's, or own: one of its own for the public data's classes, which "
+        "is then dropped",
+        choices=("model", "own"),
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from typing import Any
 
@@ -10,17 +11,20 @@ import pytest
 import torch
 import transfer
 import watched
-from flwr.app import RecordDict
+from flwr.app import Context, RecordDict
 from torch.utils.data import DataLoader, TensorDataset
 from watched import Party, Watched, equal, party, same_models
 
 from flwr_kd import registry
 from flwr_kd.checks import ConfigError
-from flwr_kd.learning.batches import Batches
+from flwr_kd.client.task import Task
+from flwr_kd.learning.batches import Batches, DatasetError
+from flwr_kd.models.initialisation import DrawFrom
 from flwr_kd.public_data.config import PublicKnowledgeConfig
 from flwr_kd.strategies.fedmd import FedMD, FedMDClient, FedMDConfig
 from flwr_kd.strategies.fedmd import client as client_module
 from flwr_kd.testing.faults import Fault
+from flwr_kd.testing.federation import SHAPE
 
 
 def check(run: Party, **options: Any) -> list[transfer.Mirror]:
@@ -177,6 +181,49 @@ class TestWarmUp:
             assert "DatasetError" in call.error
             assert f"label {wrong} is not in 0..2" in call.error
 
+    def test_a_head_of_its_own_leaves_the_models_alone(self, make_model: Any) -> None:
+        """The public data have seven classes, the model four: the features learn them, the classifier does not."""
+        x, y = (
+            torch.randn(20, *SHAPE, generator=torch.Generator().manual_seed(3)).double(),
+            torch.arange(20) % 7,
+        )
+        model = make_model().double()
+        config = FedMDConfig(
+            warmup_epochs=2, warmup_head="own", batch_size=8, learning_rate=0.1, momentum=0.5, local_epochs=1
+        )
+        context = Context(1, 1, {}, RecordDict(), {})
+        own = TensorDataset(x[:4], y[:4] % 4)
+        client = FedMDClient(
+            copy.deepcopy(model), own, public_set=TensorDataset(x, y), context=context, device="cpu"
+        )
+        task: Task[FedMDConfig] = Task(1, "train", 5, (), [], None, config)
+        client.prepare(task)
+
+        with DrawFrom(task.generator("warm-up-head")):
+            head = torch.nn.Linear(model.feature_dim, 7).double()
+        order = task.generator("warm-up")
+        moved = [*model.extractor.parameters(), *head.parameters()]
+        speeds = [torch.zeros_like(p) for p in moved]
+        for _ in range(2):
+            for rows in transfer.batches(20, 8, order):
+                loss = transfer.cross_entropy(head(model.features(x[rows])), y[rows])
+                for p, speed, slope in zip(moved, speeds, torch.autograd.grad(loss, moved), strict=True):
+                    speed.mul_(0.5).add_(slope)
+                    p.data.sub_(0.1 * speed)
+        for name, value in model.state_dict().items():
+            assert torch.allclose(client.model.state_dict()[name], value, rtol=0, atol=1e-12), name
+
+    def test_a_head_of_its_own_takes_whole_numbers_only(self, make_model: Any) -> None:
+        x = torch.randn(6, *SHAPE)
+        for label in (-1, 100_000):
+            public = TensorDataset(x, torch.tensor([0, 1, 2, 3, 4, label]))
+            own = TensorDataset(x, torch.arange(6) % 4)
+            context = Context(1, 1, {}, RecordDict(), {})
+            client = FedMDClient(make_model(), own, public_set=public, context=context, device="cpu")
+            config = FedMDConfig(warmup_epochs=1, warmup_head="own")
+            with pytest.raises(DatasetError, match=f"label {label} is not in 0..99999"):
+                client.prepare(Task(1, "train", 5, (), [], None, config))
+
     def test_one_client_whose_labels_are_wrong_is_out_alone(self) -> None:
         x, y = watched.samples(99, watched.PUBLIC)
         run = party("fedmd", warmup_epochs=1, public=lambda n: TensorDataset(x, y + 7 * (n == 1)))
@@ -256,7 +303,12 @@ class TestRegistration:
         config = FedMDConfig()
         assert config.warmup_epochs == 0
         plain = PublicKnowledgeConfig()
-        assert {**plain.to_wire(), "warmup-epochs": 0, "global-model": "none"} == config.to_wire()
+        assert {
+            **plain.to_wire(),
+            "warmup-epochs": 0,
+            "warmup-head": "model",
+            "global-model": "none",
+        } == config.to_wire()
         assert (config.temperature, config.distill_weight, config.distill_epochs) == (10, 1, 1)
         assert (config.batch_size, config.public_batch_size, config.public_samples) == (128, 256, 3000)
         assert (config.local_epochs, config.learning_rate, config.distill_learning_rate) == (20, 0.01, 0.01)
