@@ -17,5 +17,9 @@ setup(
             for name in find_namespace_packages("strategies", exclude=["*__pycache__"])
         ),
     ],
-    package_data={"flwr_kd": ["py.typed"], "flwr_kd.strategies": ["*/*.md", "*/*.toml", "*/experiments/*"]},
+    package_data={
+        "flwr_kd": ["py.typed"],
+        "flwr_kd.report": ["page.css", "page.js"],
+        "flwr_kd.strategies": ["*/*.md", "*/*.toml", "*/experiments/*"],
+    },
 )

@@ -14,7 +14,8 @@ files = {
     for p in (root / "strategies").glob("*/**/*")
     if p.is_file() and p.suffix not in (".py", ".pyc", ".png")
 }
-missing = sorted((wanted | files | {"flwr_kd/py.typed"}) - names)
+others = {"flwr_kd/py.typed", "flwr_kd/report/page.css", "flwr_kd/report/page.js"}
+missing = sorted((wanted | files | others) - names)
 extra = sorted(n for n in names if n.startswith(("tests/", "strategies/", "apps/")))
 if missing or extra:
     sys.exit(f"wheel: missing {missing}, not expected {extra}")

@@ -39,9 +39,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "registry": SMALL | {"rules", "server", "client"},
     "results": SMALL,
     "plotting": SMALL | {"results", "models", "data"},
+    "report": SMALL | {"results", "plotting"},
 }
 """By folder or module of ``flwr_kd``: what else of it may be imported. Who is not here may import all."""
-ABOVE = {"cli", "experiments", "plotting", "results", "testing"}
+ABOVE = {"cli", "experiments", "plotting", "report", "results", "testing"}
 """What no method may import."""
 
 

@@ -26,6 +26,7 @@ ARGUMENTS = {
     "methods": "names from `flwr-kd methods`, or of the file of --config; the file's own if not set",
     "experiment": "a table or figure of this list, such as fedhkd/table-1; all are listed if not set",
     "result_dir": "folder of a result of `simulate` or `compare`",
+    "result_dirs": "folders of results of `simulate` or `compare`, or folders that have such inside",
 }
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda")]
 ResultDir = Annotated[Path, typer.Argument(help=ARGUMENTS["result_dir"])]

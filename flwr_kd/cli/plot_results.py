@@ -11,7 +11,7 @@ import typer
 
 from flwr_kd.checks import whole_number
 from flwr_kd.cli.help import Command
-from flwr_kd.cli.options import ResultDir, UsageError, with_options
+from flwr_kd.cli.options import ARGUMENTS, ResultDir, UsageError, with_options
 from flwr_kd.cli.plot import PlotSeed, plots
 from flwr_kd.experiments.options import DataOptions, ExperimentOptions, option
 
@@ -34,7 +34,7 @@ ResultDirs = Annotated[
     list[Path],
     typer.Argument(
         metavar="RESULT_DIR...",
-        help="folders of results of `simulate` or `compare`, or folders that have such inside",
+        help=ARGUMENTS["result_dirs"],
     ),
 ]
 PlotOut = Annotated[

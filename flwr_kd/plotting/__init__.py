@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["PICTURES", "picture_file", "remove_pictures"]
+__all__ = ["PICTURES", "REPORT", "picture_file", "remove_pictures"]
 
 PICTURES = (
     "curves",
@@ -19,6 +19,8 @@ PICTURES = (
     "optimum",
 )
 """The pictures of a result; each is the name of its module."""
+REPORT = "report.html"
+"""Name of the file of ``flwr-kd report`` in a result's folder."""
 
 
 def picture_file(directory: Path, picture: str) -> Path:
@@ -31,6 +33,7 @@ def picture_file(directory: Path, picture: str) -> Path:
 
 
 def remove_pictures(directory: Path) -> None:
-    """Remove all pictures in a result's folder, which show the numbers of an earlier result."""
+    """Remove all pictures and the report in a result's folder, which show the numbers of an earlier result."""
     for picture in PICTURES:
         picture_file(directory, picture).unlink(missing_ok=True)
+    (directory / REPORT).unlink(missing_ok=True)

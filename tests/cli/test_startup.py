@@ -43,6 +43,8 @@ def test_help_version_and_methods_import_nothing_heavy() -> None:
         "privacy --help",
         "plot --help",
         "plot landscape --help",
+        "plot classes --help",
+        "report --help",
     )
     python(PROGRAM, *commands)
 
