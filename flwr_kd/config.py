@@ -48,6 +48,8 @@ _USUAL = {
     "weight_decay": "wd l2 l2reg regularization decayweight",
     "proximal_mu": "mu proxmu fedproxmu proximalterm proximalweight",
     "temperature": "t temp tau kdtemperature distilltemperature",
+    "dp_clip": "clippingnorm updateclip",
+    "dp_noise": "noisemultiplier",
     "server_learning_rate": "serverlr etag globallr",
     "server_epochs": "kdepochs distillationepochs",
     "distill_epochs": "kdepochs distillationepochs",
@@ -149,6 +151,16 @@ class MethodConfig:
         ge=0,
     )
     personalize_part: str = hyper("model", "what is fine-tuned then", choices=PARTS)
+    dp_clip: float = hyper(
+        0.0,
+        "differential privacy: L2 bound of the update of the weights that a client sends; 0 for none",
+        ge=0,
+    )
+    dp_noise: float = hyper(
+        0.0,
+        "differential privacy: standard deviation of the noise on that update, over dp-clip; 0 for none",
+        ge=0,
+    )
 
     _types: ClassVar[dict[type, dict[str, type]]] = {}
 
@@ -157,6 +169,11 @@ class MethodConfig:
         for item in dataclasses.fields(self):
             value = checked(_kebab(item.name), getattr(self, item.name), types[item.name], item.metadata)
             object.__setattr__(self, item.name, value)
+        if self.dp_noise and not self.dp_clip:
+            raise ConfigError(
+                f"dp-clip must be > 0 with dp-noise={self.dp_noise:g}, got 0: noise protects an update only if its "
+                "norm is bounded"
+            )
 
     @classmethod
     def field_types(cls) -> dict[str, type]:

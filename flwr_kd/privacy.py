@@ -71,8 +71,8 @@ ASSUMPTIONS: tuple[str, ...] = (
 
 NOT_COVERED: tuple[str, ...] = (
     "mean soft predictions: sent without noise",
-    "model weights, where the method exchanges them: sent without noise, in FedFomo and FedHEAD also to other "
-    "clients, as they are",
+    "model weights, where the method exchanges them: sent without noise unless dp-noise is set, in FedFomo and "
+    "FedHEAD also to other clients, as they are",
     "class counts and which classes a client shares: sent in the clear",
     "the number of a client's samples of each class, where the method sends it (FedGen): sent in the clear",
     "a generator that was trained against the client's data, and its scores of samples (DaFKD): sent without noise",

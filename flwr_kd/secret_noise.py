@@ -18,6 +18,10 @@ apart by at most m steps, and by one more where the values themselves were round
 **The draw** compares 63 bits with exact thresholds. The distribution of an element differs from the discrete
 Gaussian by less than :math:`2^{-42}` in total variation, for σ = 7 by less than :math:`2^{-47}`. The sum over all
 elements adds to δ.
+
+**Updates of weights** are bounded in their Euclidean norm, which rounding to the nearest multiple would not keep.
+:func:`noisy_update` rounds towards zero instead, so that no norm grows. Its step is the 1024th part of the noise's
+standard deviation, and an element differs from the discrete Gaussian by less than :math:`2^{-49}`.
 """
 
 from __future__ import annotations
@@ -32,12 +36,13 @@ import numpy.typing as npt
 
 from flwr_kd.checks import ConfigError, number
 
-__all__ = ["LARGEST_SIGMA", "lattice_noise", "steps_per_sensitivity"]
+__all__ = ["LARGEST_SIGMA", "lattice_noise", "noisy_update", "steps_per_sensitivity"]
 
 LARGEST_SIGMA = 8192.0
 """Largest noise multiplier: with more, nothing is left of any value, and the table of thresholds is large."""
 _SCALE = 4096
 _FEWEST_STEPS = 16
+_STEPS_PER_STD = 1024
 _BITS = 63
 _FIXED_POINT = 192
 
@@ -93,6 +98,38 @@ def lattice_noise(
     step = (sensitivity / count)[:, np.newaxis]
     noise = _discrete_gaussian((count + 1) * sigma, values.size).reshape(values.shape)
     noisy: npt.NDArray[np.float64] = (np.rint(values / step) + noise) * step
+    return noisy
+
+
+def noisy_update(values: npt.NDArray[np.float64], std: float) -> npt.NDArray[np.float64]:
+    """Return values, each rounded towards zero to multiples of a step, with secret noise.
+
+    Parameters
+    ----------
+    values : ndarray
+        Of any shape, finite.
+    std : float
+        The noise's standard deviation, in (0, ∞).
+
+    Returns
+    -------
+    ndarray
+        In the same shape. Each element is a whole number of steps of ``std / 1024``.
+
+    Raises
+    ------
+    ConfigError
+        If ``std`` is out of range.
+
+    Examples
+    --------
+    >>> steps = noisy_update(np.zeros((2, 3)), 0.5) / (0.5 / 1024)
+    >>> bool((steps == np.rint(steps)).all()), steps.shape
+    (True, (2, 3))
+    """
+    step = number("std", std, 0, open_low=True) / _STEPS_PER_STD
+    noise = _discrete_gaussian(_STEPS_PER_STD, values.size).reshape(values.shape)
+    noisy: npt.NDArray[np.float64] = np.asarray((np.trunc(values / step) + noise) * step)
     return noisy
 
 

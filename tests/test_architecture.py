@@ -18,8 +18,10 @@ SMALL = {
     "lazy",
     "measured_rounds",
     "privacy",
+    "secret_noise",
     "seeding",
     "text",
+    "update_privacy",
     "wording",
 }
 """Modules at the root that all others may import."""

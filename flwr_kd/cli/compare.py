@@ -160,6 +160,8 @@ def _compare(job: _Job, options: RunOptions, *, resume: bool) -> None:
         result, file = comparison.write(plan)
     picture = curves.plot(result, picture_file(file.parent, "curves"))
     console.print(*fitting(result, console.width, columns))
+    for line in plan.privacy():
+        print(f"privacy: {line}")
     print(f"result: {file.resolve()}")
     print(f"curves: {picture.resolve()}")
 

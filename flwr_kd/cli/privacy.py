@@ -3,44 +3,70 @@
 from __future__ import annotations
 
 import textwrap
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from flwr_kd.cli.help import columns
 
+if TYPE_CHECKING:
+    from flwr_kd.privacy import Budget
+    from flwr_kd.update_privacy import UpdateBudget
+
 __all__ = ["show_privacy"]
 
 
 def show_privacy(
-    sigma: Annotated[float, typer.Option(help="σ, the noise multiplier")] = 7.0,
+    sigma: Annotated[
+        float | None,
+        typer.Option(help="σ, FedHKD's noise multiplier; 7 without --dp-noise", show_default=False),
+    ] = None,
     rounds: Annotated[int, typer.Option(help="rounds in which a client sends")] = 50,
     delta: Annotated[float, typer.Option(help="δ")] = 0.01,
     dimensions: Annotated[int, typer.Option(help="D, size of a representation")] = 64,
     classes: Annotated[int, typer.Option(help="classes that a change of one sample touches")] = 1,
     count: Annotated[int | None, typer.Option(help="N, samples of the class, for the noise's size")] = None,
     clip: Annotated[float, typer.Option(help="ζ, bound of each element")] = 3.0,
+    dp_noise: Annotated[
+        float | None,
+        typer.Option(help="dp-noise: noise on updates of weights, over dp-clip", show_default=False),
+    ] = None,
+    dp_clip: Annotated[
+        float | None, typer.Option(help="dp-clip, for the noise's size", show_default=False)
+    ] = None,
+    updates: Annotated[int, typer.Option(help="updates per round; 2 in FedHEAD")] = 1,
 ) -> None:
-    """Print the privacy budget of FedHKD's noise, in one round and over a run."""
+    """Print the privacy budget of FedHKD's noise, and of the noise on updates of weights."""
+    from flwr_kd import privacy
+    from flwr_kd.update_privacy import update_budget
+
+    if sigma is not None or dp_noise is None:
+        budget = privacy.budget(
+            sigma=7.0 if sigma is None else sigma,
+            rounds=rounds,
+            delta=delta,
+            dimensions=dimensions,
+            classes=classes,
+            count=count,
+            bound=clip,
+        )
+        _show("Privacy budget", budget)
+    if dp_noise is not None:
+        releases = rounds * updates
+        _show(
+            "Privacy budget of the updates of one client's weights",
+            update_budget(noise=dp_noise, releases=releases, delta=delta, clip=dp_clip),
+        )
+
+
+def _show(title: str, budget: Budget | UpdateBudget) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from flwr_kd import privacy
-
-    budget = privacy.budget(
-        sigma=sigma,
-        rounds=rounds,
-        delta=delta,
-        dimensions=dimensions,
-        classes=classes,
-        count=count,
-        bound=clip,
-    )
-    console = Console()
-    table = Table("quantity", "value", title="Privacy budget", title_justify="left")
+    table = Table("quantity", "value", title=title, title_justify="left")
     for label, value in budget.rows():
         table.add_row(label, value)
-    console.print(table)
+    Console().print(table)
     for heading, lines in (("It holds if", budget.assumptions), ("Not covered", budget.not_covered)):
         print(f"{heading}:")
         for line in lines:

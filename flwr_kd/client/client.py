@@ -26,8 +26,10 @@ from flwr_kd.client.data_sets import DataSets
 from flwr_kd.client.description import described
 from flwr_kd.client.flower_mods import CLIPPING, active_mods, check_mods
 from flwr_kd.client.measuring import evaluation, measured_on
+from flwr_kd.client.noise import reproducible_noise as noise_is_reproducible
 from flwr_kd.client.own_model import feature_shape, named_size, own_model
 from flwr_kd.client.personal_state import PersonalState, StateError
+from flwr_kd.client.private_update import RECEIVED, UpdateStart, private_update
 from flwr_kd.client.task import Answer, Measured, Task, metrics_of
 from flwr_kd.client.wire_client import WireClient
 from flwr_kd.config import ConfigT, MethodConfig
@@ -90,6 +92,9 @@ class KDClient(NumPyClient, Generic[ConfigT]):
         Keep images ``[B, K, H, W]`` and the weights of convolutions in the memory format
         :obj:`torch.channels_last`, in which their kernels are faster. Last digits differ; what is sent does not
         change its form.
+    reproducible_noise : bool, optional
+        Draw noise that protects the client from the run's seed, which the server knows, and not secretly. If None,
+        :func:`flwr_kd.client.noise.reproducible_noise` decides.
 
     Raises
     ------
@@ -107,6 +112,8 @@ class KDClient(NumPyClient, Generic[ConfigT]):
     """Whether the model stays at the client between rounds instead of coming from the server."""
     indexed: ClassVar[bool] = False
     """Whether the objective takes the samples' positions in the data set as third argument."""
+    update_from: ClassVar[str] = RECEIVED
+    """Where the update begins that ``dp-clip`` bounds; see :mod:`flwr_kd.client.private_update`."""
 
     def __init__(
         self,
@@ -124,6 +131,7 @@ class KDClient(NumPyClient, Generic[ConfigT]):
         augment: Callable[[Tensor, torch.Generator], Tensor] | None = None,
         precision: str = "float32",
         channels_last: bool = False,
+        reproducible_noise: bool | None = None,
     ) -> None:
         keep_freed_memory()
         self.device = resolve_device(device)
@@ -151,6 +159,8 @@ class KDClient(NumPyClient, Generic[ConfigT]):
         self.feature_dim = math.prod(self.feature_shape)
         self.context = context
         self.augment = augment
+        seeded = noise_is_reproducible(context) if reproducible_noise is None else reproducible_noise
+        self.reproducible_noise, self.start = seeded, UpdateStart(self)
         self.state = PersonalState(context)
         self._trained_round, self._lost_state, self.has_own = 0, False, False
         self._common_asked = False
@@ -228,6 +238,7 @@ class KDClient(NumPyClient, Generic[ConfigT]):
                 answer = handler(task)
         finally:
             self.close()
+        answer.arrays = private_update(self, task, answer.arrays)
         metrics: dict[str, bool | int | float | str | bytes] = {
             name: float(value) for name, value in answer.metrics.items()
         }
@@ -466,6 +477,7 @@ class KDClient(NumPyClient, Generic[ConfigT]):
         )
         self._trained_round, self._lost_state = int(config.get(flower_records.TRAINED, 0)), False
         self._seed = task.seed
+        self.start.before(task)
         self._common_asked = bool(config.get(flower_records.MEASURE_COMMON, False))
         return task
 

@@ -31,6 +31,7 @@ from flwr_kd.plotting import remove_pictures
 from flwr_kd.results import files, provenance
 from flwr_kd.results.schema import Comparison, RunResult
 from flwr_kd.server.records import RoundStats
+from flwr_kd.server.stated_privacy import stated_privacy
 from flwr_kd.text import unknown_name
 from flwr_kd.wording import one_comparison
 
@@ -131,6 +132,15 @@ class Plan:
             return []
         attack = parse_attack(spec)
         return [entry.name for entry in self.entries if not attack.concerns(entry.method.strategy)]
+
+    def privacy(self) -> list[str]:
+        """Return what each entry states of the privacy of clients' weights; nothing without ``dp-clip``."""
+        rounds, lines = self.experiments[0].rounds, []
+        for entry in self.entries:
+            kind = entry.method.strategy
+            stated = stated_privacy(entry.config, kind.phases, kind.reply_arrays, rounds)
+            lines += [f"{entry.name}: {line}" for line in stated]
+        return lines
 
 
 def compare(

@@ -318,6 +318,8 @@ def build_client(method_name: str, experiment: Experiment, state_dir: str | None
         The node's.
     """
     method = registry.get(method_name)
+    # Equal runs have equal numbers.
+    context.node_config["reproducible-noise"] = True
     if state_dir is not None:
         context.node_config.update({"state-dir": state_dir, "state-sync": False})
     index = int(context.node_config["partition-id"])

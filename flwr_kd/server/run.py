@@ -23,6 +23,7 @@ from flwr_kd.server.nodes import Roster, draw
 from flwr_kd.server.records import KDResult, Node, Outgoing, Reply, RoundStats, VoidRoundsError
 from flwr_kd.server.replies import Replies, ReplyChecker, TooFewReplies, evaluations
 from flwr_kd.server.restored import restore
+from flwr_kd.server.stated_privacy import stated_privacy
 from flwr_kd.server.wrappers import check_clipped
 from flwr_kd.text import first_line
 from flwr_kd.transport import flower_records
@@ -125,6 +126,10 @@ class Run:
         nodes = self.roster.wait(grid, strategy.min_available_nodes)
         self.partitions = partitions_of(nodes, self.resumed_partitions, strategy.checkpoint_dir)
         strategy.begin(nodes)
+        for line in stated_privacy(
+            strategy.config, strategy.phases, strategy.reply_arrays, strategy.num_rounds
+        ):
+            log(INFO, "privacy: %s", line)
         try:
             for server_round in range(first_round, strategy.num_rounds + 1):
                 self._execute_round(

@@ -28,6 +28,7 @@ from flwr_kd.server.nodes import draw
 from flwr_kd.server.parameters import in_model
 from flwr_kd.server.records import KDResult, NDArray, Node, Outgoing, Reply, RoundStats
 from flwr_kd.server.run import Run
+from flwr_kd.server.stated_privacy import check_privacy
 from flwr_kd.transport.payload import MAX_PAYLOAD_BYTES, Payload, PayloadT
 from flwr_kd.transport.template import ArrayTemplate, GivenNames
 from flwr_kd.wording import assignment, begin_run
@@ -179,6 +180,7 @@ class KDStrategy(Averaging, FlowerLoop, Generic[ConfigT, PayloadT]):
                 f"{assignment('personalize_epochs', 0)} expected: {type(self).__name__} has no global model that "
                 f"clients could fine-tune, got {self.config.personalize_epochs}"
             )
+        check_privacy(type(self).__name__, self.config, self.reply_arrays)
         check_whole_numbers(
             min_train_nodes=min_train_nodes, min_evaluate_nodes=min_evaluate_nodes,
             min_available_nodes=min_available_nodes, max_void_rounds=max_void_rounds,

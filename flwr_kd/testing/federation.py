@@ -147,6 +147,7 @@ class Federation:
     def client_fn(self, context: Context) -> Any:
         """Return a client, as Flower's ``client_fn``."""
         index = int(context.node_config["partition-id"])
+        context.node_config["reproducible-noise"] = True
         attack = self.attack if index in self.attackers else None
         train: Any = blobs(self.samples + index, index)
         if attack is not None:

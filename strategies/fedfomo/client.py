@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flwr_kd.client.client import KDClient
+from flwr_kd.client.private_update import LAST
 from flwr_kd.client.task import Answer, Task
 from flwr_kd.learning.held_out import hold_out
 from flwr_kd.learning.weights import check_finite_weights, load_weights, size_of
@@ -34,6 +35,7 @@ class FedFomoClient(KDClient[FedFomoConfig]):
 
     config_class = FedFomoConfig
     personal = True
+    update_from = LAST
 
     def kept_bytes(self) -> int:
         """Return the size of both models."""

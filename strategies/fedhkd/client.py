@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from torch import Tensor
 from torch.nn import functional as F
@@ -20,20 +19,10 @@ from .messages import HyperKnowledge, pack, unpack
 class FedHKDClient(KDClient[FedHKDConfig]):
     """Trains on cross-entropy plus the two regularisers, then shares its hyper-knowledge.
 
-    Parameters
-    ----------
-    *args, **kwargs
-        See :class:`flwr_kd.KDClient`.
-    reproducible_noise : bool
-        Draw the noise from the run's seed, as a simulation needs. The server knows that seed and could subtract
-        the noise, so by default it is secret: see :mod:`flwr_kd.secret_noise`.
+    The noise is secret unless the client has ``reproducible_noise``. For parameters see :class:`flwr_kd.KDClient`.
     """
 
     config_class = FedHKDConfig
-
-    def __init__(self, *args: Any, reproducible_noise: bool = False, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._reproducible_noise = reproducible_noise
 
     def objective(self, task: Task[FedHKDConfig]) -> Objective:
         """Return equation 11; cross-entropy alone while there is no global knowledge."""
@@ -78,7 +67,7 @@ class FedHKDClient(KDClient[FedHKDConfig]):
             clip=config.clip if config.noise != "none" else math.inf,
         )
         if config.noise != "none":
-            generator = task.generator("noise") if self._reproducible_noise else None
+            generator = task.generator("noise") if self.reproducible_noise else None
             knowledge = add_noise(knowledge, sigma=config.sigma, clip=config.clip, generator=generator)
             if config.noise == "all":
                 knowledge = noise_predictions(knowledge, sigma=config.sigma, generator=generator)

@@ -7,6 +7,7 @@ import torch
 from flwr_kd.checks import ConfigError
 from flwr_kd.client.client import KDClient
 from flwr_kd.client.personal_state import StateError
+from flwr_kd.client.private_update import LAST
 from flwr_kd.client.task import Answer, Task, metrics_of
 from flwr_kd.learning.weights import check_finite_weights, load_weights
 from flwr_kd.models import count_parameters
@@ -35,6 +36,7 @@ class KTpFLWeightsClient(KDClient[KTpFLWeightsConfig]):
 
     config_class = KTpFLWeightsConfig
     personal = True
+    update_from = LAST
 
     def load(self, task: Task[KTpFLWeightsConfig]) -> None:
         """Load the client's own model of this run, else the server's, else keep the model as it was built.

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from flwr_kd.checks import ConfigError
 from flwr_kd.client.client import KDClient
 from flwr_kd.client.flower_mods import CLIPPING, active_mods
+from flwr_kd.client.private_update import ZERO
 from flwr_kd.client.stream import endless_batches
 from flwr_kd.client.task import Answer, Task
 from flwr_kd.learning.loop import fit, make_optimizer
@@ -37,6 +38,7 @@ class PFedHNClient(KDClient[PFedHNConfig]):
     """
 
     config_class = PFedHNConfig
+    update_from = ZERO
     _slots: dict[str, Tensor]
 
     def kept_parameters(self) -> list[nn.Parameter]:

@@ -13,6 +13,7 @@ from flwr.clientapp import ClientApp
 from flwr_kd.checks import ConfigError
 from flwr_kd.client.noise import in_simulation, reproducible_noise
 from flwr_kd.transport.inline_grid import InlineGrid
+from flwr_kd.wording import begin_run
 
 
 def context(node: dict[str, Any], run: dict[str, Any]) -> Context:
@@ -22,6 +23,7 @@ def context(node: dict[str, Any], run: dict[str, Any]) -> Context:
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     """Stand in for Ray, which Flower's simulation engine has started in a worker, or not."""
+    begin_run()
     started = request.param
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: started))
 
