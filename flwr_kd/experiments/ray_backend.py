@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -131,6 +132,7 @@ class _Simulation:
         self._stopping, self._ended = threading.Event(), threading.Event()
         self._room: Room | None = None
         self._watch: Watch | None = None
+        self._folder: str | None = None
         self._begun = time.monotonic()
 
     def run(self) -> None:
@@ -151,6 +153,7 @@ class _Simulation:
                 # A start of Ray cannot be broken off, and has nothing to end in order.
                 if not self._ended.wait(_STOP_SECONDS if running else 0.5):
                     self._kill(before)
+                self._remove_folder()
             raise
         if self._error is not None:
             raise self._error
@@ -193,11 +196,19 @@ class _Simulation:
                 os.kill(process, signal.SIGKILL)
         self._ended.wait(_KILL_SECONDS)
 
+    def _remove_folder(self) -> None:
+        """Remove the session's folder, where the simulation's thread has not, or while Ray still wrote to it."""
+        end = time.monotonic() + _STOP_SECONDS
+        while (folder := self._folder) is not None and os.path.exists(folder) and time.monotonic() < end:
+            shutil.rmtree(folder, ignore_errors=True)
+            time.sleep(_LOOK_SECONDS)
+
     def _simulate(self) -> None:
         import ray
 
         try:
             with _session_folder() as folder, _own_process_groups():
+                self._folder = folder
                 try:
                     _Simulation.uses_ray = True
                     self._prepare(folder)
