@@ -44,7 +44,7 @@ class FlowerLoop(Strategy):
     loop does not name.
     """
 
-    phases: ClassVar[tuple[str, ...]]
+    phases: tuple[str, ...]
     reply_metrics: ClassVar[frozenset[str]]
     sends_weights: ClassVar[bool]
     measured_rounds: MeasuredRounds

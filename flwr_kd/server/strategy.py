@@ -114,8 +114,9 @@ class KDStrategy(Averaging, FlowerLoop, Generic[ConfigT, PayloadT]):
     """
 
     config_class: ClassVar[type[MethodConfig]] = MethodConfig
-    phases: ClassVar[tuple[str, ...]] = ("train",)
-    """Phases of a round, in order. A client's method ``phase_<name>`` answers each."""
+    phases: tuple[str, ...] = ("train",)
+    """Phases of a round, in order. A client's method ``phase_<name>`` answers each. A strategy whose phases depend
+    on its hyper-parameters sets its own when it is made."""
     sends_weights: ClassVar[bool] = True
     """Whether there is a global model, which every client's model must match."""
     uses_initial_arrays: ClassVar[bool] = False

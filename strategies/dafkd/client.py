@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from flwr_kd.checks import ConfigError
 from flwr_kd.client.client import KDClient, Objective
-from flwr_kd.client.task import Task
+from flwr_kd.client.task import Answer, Task
 from flwr_kd.learning.loop import BatchNorms, batchnorm_frozen, make_optimizer
 from flwr_kd.learning.weights import get_weights, load_weights, size_of
 from flwr_kd.models import ConditionalGenerator, build_generator, count_parameters
@@ -31,7 +31,7 @@ from .functional import (
     gradient_penalty,
     sample_noise,
 )
-from .messages import DiscriminatorScores, split
+from .messages import SCORE, DiscriminatorScores, split
 
 STATE = "discriminator"
 """Name of the set of tensors that the client keeps."""
@@ -194,17 +194,25 @@ class DaFKDClient(KDClient[DaFKDConfigT], Generic[DaFKDConfigT]):
 
     # ------------------------------------------------------------------ scores
 
+    def phase_score(self, task: Task[DaFKDConfigT]) -> Answer:
+        """Score samples of the round's mean generator, by the model that this client has trained in the round."""
+        self.load(task)
+        self._recall(task)
+        scores = DiscriminatorScores(self.scores(task))
+        return Answer(payload=scores, num_examples=len(self.train_batches))
+
     def knowledge(self, task: Task[DaFKDConfigT]) -> Payload:
         """Return the discriminator's scores."""
         return DiscriminatorScores(self.scores(task))
 
     @torch.no_grad()
     def scores(self, task: Task[DaFKDConfigT]) -> npt.NDArray[np.float32]:
-        """Return D(x) ``[Q]`` on samples of the generator with which the round started, by the trained trunk.
+        """Return D(x) ``[Q]`` on samples of the generator that this message brought, by the trained trunk.
 
-        Empty if the discriminator was never trained.
+        Empty if the discriminator was never trained, or samples are scored in a later phase.
         """
-        if not self._counters["trainings"] or self._generator is None:
+        later = task.config.scores_later and task.phase != SCORE
+        if later or not self._counters["trainings"] or self._generator is None:
             return np.zeros(0, np.float32)
         config, generator = task.config, copy.deepcopy(self._generator).eval()
         load_weights(generator, self._first_generator)

@@ -11,6 +11,8 @@ from flwr_kd.formulas import Situation
 from flwr_kd.models import build_generator
 from flwr_kd.transport.payload import Payload, PayloadError, array
 
+SCORE = "score"
+"""The phase in which clients score samples of the round's mean generator."""
 PREFIX = "generator/"
 """How the names of the generator's arrays begin, after the model's."""
 

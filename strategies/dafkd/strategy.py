@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from logging import INFO, WARNING
 from typing import Any, ClassVar, Generic
 
@@ -31,7 +32,7 @@ from flwr_kd.transport.template import ArrayTemplate
 
 from .config import DaFKDConfig, DaFKDConfigT
 from .functional import distillation_loss, domain_weights, sample_noise, teacher_logits
-from .messages import PREFIX, DiscriminatorScores, check_number_of_scores
+from .messages import PREFIX, SCORE, DiscriminatorScores, check_number_of_scores
 
 _STATE = "generator"
 ScoresT = TypeVar("ScoresT", bound=Payload, default=DiscriminatorScores, covariant=True)
@@ -43,7 +44,8 @@ class DaFKD(KDStrategy[DaFKDConfigT, ScoresT], Generic[DaFKDConfigT, ScoresT]):
 
     Clients train a generator together, which is averaged as the model is. From the second round on the clients'
     models teach their mean on what it generates. A teacher's weight for a sample is what its own client's
-    discriminator says of it.
+    discriminator says of it. With ``scored_generator="round-mean"`` that is a second phase, with the generator that
+    the round has trained. If no client replies to it, the round's result is the mean.
 
     Parameters
     ----------
@@ -71,7 +73,10 @@ class DaFKD(KDStrategy[DaFKDConfigT, ScoresT], Generic[DaFKDConfigT, ScoresT]):
     """
 
     config_class = DaFKDConfig
-    reply_payloads: ClassVar[Mapping[str, type[Payload]]] = {"train": DiscriminatorScores}
+    reply_payloads: ClassVar[Mapping[str, type[Payload]]] = {
+        "train": DiscriminatorScores,
+        SCORE: DiscriminatorScores,
+    }
     averages = False
     averages_knowledge = True
 
@@ -85,6 +90,8 @@ class DaFKD(KDStrategy[DaFKDConfigT, ScoresT], Generic[DaFKDConfigT, ScoresT]):
         **options: Any,
     ) -> None:
         super().__init__(config, **options)
+        if self.config.scores_later:
+            self.phases = (*self.phases, SCORE)
         try:
             shape = tuple(operator.index(size) for size in input_shape)
             empty = torch.zeros(1, *shape)
@@ -105,6 +112,7 @@ class DaFKD(KDStrategy[DaFKDConfigT, ScoresT], Generic[DaFKDConfigT, ScoresT]):
         self._generator_template = ArrayTemplate.of_ndarrays(with_prefix(_STATE, self._first))
         assert all(name.startswith(PREFIX) for name in self._generator_template.names)
         self.generator_arrays, self._seen = list(self._first.values()), False
+        self._unscored: dict[int, Reply[ScoresT]] = {}
 
     # ------------------------------------------------------------------ clients
 
@@ -130,10 +138,21 @@ class DaFKD(KDStrategy[DaFKDConfigT, ScoresT], Generic[DaFKDConfigT, ScoresT]):
             {**dict(arrays or {}), **dict(self._generator_template.record(self.generator_arrays))}
         )
 
+    def select(self, phase: str, server_round: int, nodes: list[Node], answered: list[Node]) -> list[Node]:
+        """Return the clients that are drawn for the training; for the scores, those whose models wait for them."""
+        if phase == SCORE:
+            return [node for node in answered if node.key in self._unscored]
+        return super().select(phase, server_round, nodes, answered)
+
     def configure_phase(
         self, phase: str, server_round: int, nodes: list[Node], arrays: ArrayRecord | None
     ) -> Iterable[Outgoing]:
-        """Send all clients the global model and the generator."""
+        """Send all clients the global model and the generator; for the scores, each its own trained model."""
+        if phase == SCORE:
+            models = (self.template.record(self._model_of(self._unscored[node.key])) for node in nodes)
+            return [
+                Outgoing(node, self.with_generator(model)) for node, model in zip(nodes, models, strict=True)
+            ]
         return super().configure_phase(phase, server_round, nodes, self.with_generator(arrays))
 
     def payload_limit(self, phase: str, node: Node) -> int:
@@ -155,18 +174,46 @@ class DaFKD(KDStrategy[DaFKDConfigT, ScoresT], Generic[DaFKDConfigT, ScoresT]):
     ) -> ArrayRecord | None:
         """Average models and generators by sample counts, and distil the models' ensemble into their mean."""
         received = list(replies)
+        if phase == SCORE:
+            return self._scored(received, server_round)
         weights, size = [reply.num_examples for reply in received], len(self.template.names)
         models = [reply.arrays[:size] for reply in received]
         generator = self.averaging(self.generator_arrays)(
             [reply.arrays[size:] for reply in received], weights
         )
+        later, mean = self.config.scores_later, None
         # The first round's generator is untrained.
-        mean = self._distilled(received, models, server_round) if self._seen else None
+        if self._seen and later:
+            self._unscored = {reply.node.key: reply for reply in received}
+        elif self._seen:
+            mean = self._distilled(received, server_round)
         self.generator_arrays, self._seen = generator, True
         return self.template.record(self.averaging()(models, weights) if mean is None else mean)
 
+    def finish_round(self, server_round: int, arrays: ArrayRecord | None) -> ArrayRecord | None:
+        """Drop the clients' models, with a warning if no scores came for them."""
+        if self._unscored:
+            log(WARNING, "round %d: no client scored the samples, and nothing is distilled", server_round)
+        self._unscored = {}
+        return super().finish_round(server_round, arrays)
+
+    def _model_of(self, reply: Reply[ScoresT]) -> list[NDArray]:
+        """Return a client's model, without the generator behind it."""
+        return reply.arrays[: len(self.template.names)]
+
+    def _scored(self, scored: Sequence[Reply[ScoresT]], server_round: int) -> ArrayRecord | None:
+        """Distil the round's models with the scores that came for them; one without has not been scored."""
+        payloads = {reply.node.key: reply.payload for reply in scored}
+        # What came with the training has no scores.
+        waiting = [
+            replace(reply, payload=payloads.get(key, reply.payload)) for key, reply in self._unscored.items()
+        ]
+        self._unscored = {}
+        mean = self._distilled(waiting, server_round)
+        return None if mean is None else self.template.record(mean)
+
     def samples(self, server_round: int) -> Tensor:
-        """Return a round's samples ``[Q, ...]``, of the generator with which the round starts, on the CPU."""
+        """Return a round's samples ``[Q, ...]``, of :attr:`generator_arrays` as they are, on the CPU."""
         config, device = self.config, self.distiller.device
         load_weights(self.generator, dict(zip(self._first, self.generator_arrays, strict=True)))
         noise = sample_noise(self.seed, server_round, count=config.server_samples, size=config.noise_dim)
@@ -175,9 +222,7 @@ class DaFKD(KDStrategy[DaFKDConfigT, ScoresT], Generic[DaFKDConfigT, ScoresT]):
                 [self.generator(part.to(device)).cpu() for part in torch.split(noise, config.batch_size)]
             )
 
-    def _distilled(
-        self, replies: Sequence[Reply[ScoresT]], models: Sequence[Sequence[NDArray]], server_round: int
-    ) -> list[NDArray] | None:
+    def _distilled(self, replies: Sequence[Reply[ScoresT]], server_round: int) -> list[NDArray] | None:
         """Return the mean after distillation; None, with a warning, where that would not be finite."""
         distiller = self.distiller
         seed = derive_seed(self.seed, "server", server_round)
@@ -187,19 +232,14 @@ class DaFKD(KDStrategy[DaFKDConfigT, ScoresT], Generic[DaFKDConfigT, ScoresT]):
                 raise FloatingPointError("the generator's samples are not finite")
             distiller.use(TensorDataset(samples))
             with forked_global_rng(seed, distiller.model, distiller.device):
-                return self._distil(replies, models, server_round, seed)
+                return self._distil(replies, server_round, seed)
         except FloatingPointError as error:
             log(WARNING, "round %d: the server's distillation is left out: %s", server_round, error)
             return None
 
-    def _distil(
-        self,
-        replies: Sequence[Reply[ScoresT]],
-        models: Sequence[Sequence[NDArray]],
-        server_round: int,
-        seed: int,
-    ) -> list[NDArray]:
+    def _distil(self, replies: Sequence[Reply[ScoresT]], server_round: int, seed: int) -> list[NDArray]:
         config, distiller, names = self.config, self.distiller, self.template.names
+        models = [self._model_of(reply) for reply in replies]
         matching = domain_matching(config.server_temperature)
         # Of its own config: one pass over the batches, by Adam without weight decay, and nothing held out.
         how = Distillation(
@@ -254,6 +294,7 @@ class DaFKD(KDStrategy[DaFKDConfigT, ScoresT], Generic[DaFKDConfigT, ScoresT]):
     def reset(self) -> None:
         """Start anew with an untrained generator."""
         self.generator_arrays, self._seen = list(self._first.values()), False
+        self._unscored = {}
 
     def load_state_arrays(self, state: Mapping[str, NDArray]) -> None:
         """Restore the generator.

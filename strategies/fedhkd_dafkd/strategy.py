@@ -11,6 +11,7 @@ from flwr_kd.learning.weights import by_prefix, with_prefix
 from flwr_kd.server.records import NDArray, Node, Outgoing, Reply
 from flwr_kd.transport.payload import Payload
 
+from ..dafkd.messages import SCORE, DiscriminatorScores
 from ..dafkd.strategy import DaFKD
 from ..fedhkd.strategy import FedHKD
 from .config import FedHKDDaFKDConfig
@@ -27,18 +28,32 @@ class FedHKDDaFKD(FedHKD, DaFKD[FedHKDDaFKDConfig, ScoredKnowledge]):
     """
 
     config_class = FedHKDDaFKDConfig
-    reply_payloads: ClassVar[Mapping[str, type[Payload]]] = {"train": ScoredKnowledge}
+    reply_payloads: ClassVar[Mapping[str, type[Payload]]] = {
+        "train": ScoredKnowledge,
+        SCORE: DiscriminatorScores,
+    }
 
     def configure_phase(
         self, phase: str, server_round: int, nodes: list[Node], arrays: ArrayRecord | None
     ) -> Iterable[Outgoing]:
         """Send all clients the global model, the generator and, from round 2 on, the hyper-knowledge."""
+        if phase == SCORE:
+            return DaFKD.configure_phase(self, phase, server_round, nodes, arrays)
         return FedHKD.configure_phase(self, phase, server_round, nodes, self.with_generator(arrays))
 
     def check_reply(self, phase: str, reply: Reply[Any]) -> None:
         """Refuse what either method refuses."""
-        FedHKD.check_reply(self, phase, reply)
+        if phase != SCORE:
+            FedHKD.check_reply(self, phase, reply)
         DaFKD.check_reply(self, phase, reply)
+
+    def aggregate_phase(
+        self, phase: str, server_round: int, replies: Iterable[Reply[Any]], arrays: ArrayRecord | None
+    ) -> ArrayRecord | None:
+        """Average knowledge, models and generators, and distil; scores that come later have no knowledge."""
+        base: Any = DaFKD if phase == SCORE else FedHKD
+        mean: ArrayRecord | None = base.aggregate_phase(self, phase, server_round, replies, arrays)
+        return mean
 
     def state_arrays(self) -> dict[str, NDArray]:
         """Return the generator and the hyper-knowledge."""

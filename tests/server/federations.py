@@ -66,7 +66,7 @@ class ToyClient(KDClient):
 class Toy(KDStrategy):
     """Three phases, no weights: all are asked, even partitions are sent a note of their own."""
 
-    phases: ClassVar[tuple[str, ...]] = ("ask", "tell", "close")
+    phases = ("ask", "tell", "close")
     reply_payloads: ClassVar[Mapping[str, type[Payload]]] = {"ask": Note}
     sends_weights = False
 

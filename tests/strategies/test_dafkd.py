@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from typing import Any
@@ -35,6 +36,7 @@ from flwr_kd.strategies.dafkd import (
     sample_noise,
     teacher_logits,
 )
+from flwr_kd.testing.federation import Federation
 from flwr_kd.transport.flower_records import SEED
 from flwr_kd.transport.inline_grid import InlineGrid
 from flwr_kd.transport.payload import PayloadError
@@ -424,6 +426,115 @@ def test_an_error_of_the_distillation_is_not_swallowed(monkeypatch: pytest.Monke
     strategy.aggregate_phase("train", 1, replies, None)
     with pytest.raises(RuntimeError, match="a fault"):
         strategy.aggregate_phase("train", 2, replies, None)
+
+
+class TestScoresOfTheMeanGenerator:
+    """scored-generator=round-mean: a second phase."""
+
+    def test_each_client_gets_its_own_model_and_the_new_generator_and_scores_its_samples(self) -> None:
+        strategy = begun(scored_generator="round-mean", server_learning_rate=0.1)
+        assert strategy.phases == ("train", "score")
+        models = [net(1), net(2), net(3)]
+        none = np.zeros(0)
+        replies = [reply_of(k, none, strategy, model, 1 + k) for k, model in enumerate(models)]
+        nodes = [reply.node for reply in replies]
+        strategy.aggregate_phase("train", 1, replies, None)
+        # The first round's generator teaches nothing, as in one phase.
+        assert strategy.select("score", 1, nodes, nodes) == []
+        before = strategy.samples(2)
+        for k, reply in enumerate(replies):
+            trained = build_generator(SHAPE, num_classes=0, latent_dim=NOISE, seed=10 + k)
+            reply.arrays[len(strategy.template.names) :] = list(get_weights(trained).values())
+        mean = strategy.aggregate_phase("train", 2, replies, None)
+        assert mean is not None
+        alone = begun().averaging()([get_weights(model).values() for model in models], [1, 2, 3])
+        for value, expected in zip(mean.values(), alone, strict=True):
+            np.testing.assert_array_equal(value.numpy(), expected)
+        samples = strategy.samples(2)
+        assert not torch.equal(samples, before)
+        assert strategy.select("score", 2, nodes, nodes[:2]) == nodes[:2]
+        sent = list(strategy.configure_phase("score", 2, nodes[:2], mean))
+        scores = []
+        for k, outgoing in enumerate(sent):
+            arrays = [value.numpy() for value in outgoing.arrays.values()]  # type: ignore[union-attr]
+            for value, expected in zip(arrays, get_weights(models[k]).values(), strict=False):
+                np.testing.assert_array_equal(value, expected)
+            kept, asked = context(k), task(strategy, 2, k)
+            assert len(visit(client_of(of=kept), strategy, 2, k).payload.scores) == 0
+            client = client_of(of=kept)
+            answer = client.phase_score(dataclasses.replace(asked, phase="score", arrays=arrays))
+            client.model.eval()
+            with torch.no_grad():
+                expected = torch.sigmoid(client._discriminator(models[k].eval()[:-1](samples)))
+            np.testing.assert_allclose(answer.payload.scores, expected.numpy(), rtol=1e-5)
+            scores.append(Reply(nodes[k], [], 1 + k, {}, answer.payload))
+            state = client.state.load("discriminator")
+            assert state is not None
+            assert int(state["participations"]) == 1
+        self.check_distilled(strategy, scores, samples, models, mean)
+
+    def check_distilled(
+        self,
+        strategy: DaFKD,
+        scores: list[Reply[Any]],
+        samples: Tensor,
+        models: list[nn.Sequential],
+        mean: ArrayRecord,
+    ) -> None:
+        """Two of three have scored: the third does not teach, and is in the mean."""
+        module, seen = __import__("flwr_kd.strategies.dafkd.strategy", fromlist=["x"]), []
+        original = module.distil_student
+        try:
+            module.distil_student = lambda *args: seen.append(args) or original(*args)
+            new = strategy.aggregate_phase("score", 2, scores, mean)
+        finally:
+            module.distil_student = original
+        ((_, student, (targets,), used, _, _),) = seen
+        assert len(used) == len(samples)
+        rows = np.stack([reply.payload.scores for reply in scores]).astype(float)
+        logits = [model.eval()(samples).detach().numpy() for model in models[:2]]
+        expected = sum((rows[k] / rows.sum(axis=0))[:, None] * logits[k] for k in range(2))
+        np.testing.assert_allclose(targets.numpy(), expected, rtol=1e-4, atol=1e-5)
+        for name, value in mean.items():
+            np.testing.assert_array_equal(student[name], value.numpy())
+        assert new is not None
+        assert any(
+            not np.array_equal(a.numpy(), b.numpy()) for a, b in zip(mean.values(), new.values(), strict=True)
+        )
+        assert strategy.finish_round(2, new) is None
+
+    def test_rounds(self) -> None:
+        settings = ["scored-generator=round-mean", "server-learning-rate=0.1"]
+        first, again, plain = (
+            Federation(name).run(rounds=3, settings=given)[1]
+            for name, given in (("dafkd", settings), ("dafkd", settings), ("dafkd", settings[1:]))
+        )
+        assert [(r.participants, r.failures) for r in first.rounds] == [(4, 0)] * 3
+        weights = [[value.numpy() for value in run.arrays.values()] for run in (first, again, plain)]
+        assert all(np.array_equal(a, b) for a, b in zip(weights[0], weights[1], strict=True))
+        assert not all(np.array_equal(a, b) for a, b in zip(weights[0], weights[2], strict=True))
+        # From round 2 on there is a further message down, of a model and a generator, and no further one up.
+        down, up = ([getattr(r, f"bytes_{way}") for r in first.rounds] for way in ("down", "up"))
+        assert down[1] == down[2] == 2 * down[0]
+        assert up[1] < 1.1 * up[0]
+
+    def test_without_scores_the_result_is_the_mean(self, flower_log: list[str]) -> None:
+        strategy = begun(scored_generator="round-mean", server_learning_rate=0.1)
+        replies = [reply_of(0, np.zeros(0), strategy, net(1))]
+        for server_round in (1, 2):
+            result = strategy.aggregate_phase("train", server_round, replies, None)
+            assert strategy.finish_round(server_round, result) is None
+        assert flower_log[-1:] == ["round 2: no client scored the samples, and nothing is distilled"]
+
+    def test_fedhkds_knowledge_goes_with_the_training(self) -> None:
+        """FedHKD+DaFKD has the same second phase."""
+        settings = ["scored-generator=round-mean", "server-learning-rate=0.1"]
+        strategy, result = Federation("fedhkd-dafkd").run(rounds=3, settings=settings)
+        _, plain = Federation("fedhkd-dafkd").run(rounds=3, settings=settings[1:])
+        assert [(r.participants, r.failures) for r in result.rounds] == [(4, 0)] * 3
+        assert {name.partition("/")[0] for name in strategy.state_arrays()} == {"knowledge", "generator"}
+        pairs = zip(result.arrays.values(), plain.arrays.values(), strict=True)
+        assert not all(np.array_equal(a.numpy(), b.numpy()) for a, b in pairs)
 
 
 def test_scores_that_cannot_be_are_refused() -> None:
