@@ -65,7 +65,7 @@ coverage: install
 $(OLDEST)/.installed: pyproject.toml setup.py | $(BIN)/uv
 	$(PYTHON) -m venv --clear --without-pip $(OLDEST)
 	. .ci/uv-env.sh && $(BIN)/uv pip compile --quiet --python $(OLDEST)/bin/python --resolution lowest-direct \
-	  --extra simulation --extra privacy --extra mnist-5k --extra letters --no-header --annotation-style line \
+	  --extra simulation --extra privacy --extra dp --extra mnist-5k --extra letters --no-header --annotation-style line \
 	  --output-file $(OLDEST)/oldest.txt pyproject.toml
 	. .ci/uv-env.sh && $(BIN)/uv pip install --compile-bytecode --python $(OLDEST)/bin/python \
 	  --constraints $(OLDEST)/oldest.txt --editable ".[dev,mnist-5k,letters]"

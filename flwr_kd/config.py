@@ -50,6 +50,7 @@ _USUAL = {
     "temperature": "t temp tau kdtemperature distilltemperature",
     "dp_clip": "clippingnorm updateclip",
     "dp_noise": "noisemultiplier",
+    "dp_sgd_clip": "maxgradnorm l2normclip",
     "server_learning_rate": "serverlr etag globallr",
     "server_epochs": "kdepochs distillationepochs",
     "distill_epochs": "kdepochs distillationepochs",
@@ -162,6 +163,15 @@ class MethodConfig:
         ge=0,
     )
 
+    dp_sgd_clip: float = hyper(
+        0.0, "DP-SGD in local training: L2 bound of each sample's gradient; 0 for none (needs Opacus)", ge=0
+    )
+    dp_sgd_noise: float = hyper(
+        0.0,
+        "DP-SGD: standard deviation of the noise on the sum of a batch's gradients, over dp-sgd-clip; 0 for none",
+        ge=0,
+    )
+
     _types: ClassVar[dict[type, dict[str, type]]] = {}
 
     def __post_init__(self) -> None:
@@ -169,11 +179,13 @@ class MethodConfig:
         for item in dataclasses.fields(self):
             value = checked(_kebab(item.name), getattr(self, item.name), types[item.name], item.metadata)
             object.__setattr__(self, item.name, value)
-        if self.dp_noise and not self.dp_clip:
-            raise ConfigError(
-                f"dp-clip must be > 0 with dp-noise={self.dp_noise:g}, got 0: noise protects an update only if its "
-                "norm is bounded"
-            )
+        for kind, what in (("dp", "an update"), ("dp_sgd", "a gradient")):
+            noise = getattr(self, f"{kind}_noise")
+            if noise and not getattr(self, f"{kind}_clip"):
+                raise ConfigError(
+                    f"{_kebab(kind)}-clip must be > 0 with {_kebab(kind)}-noise={noise:g}, got 0: noise protects "
+                    f"{what} only if its norm is bounded"
+                )
 
     @classmethod
     def field_types(cls) -> dict[str, type]:

@@ -1,4 +1,6 @@
-r"""Differential privacy of the updates of weights that a client sends, with ``dp-clip`` and ``dp-noise``.
+r"""Differential privacy of weights: of the updates that a client sends, and of its training by DP-SGD.
+
+**Updates**, with ``dp-clip`` and ``dp-noise``.
 
 A client's update has a norm of at most C = ``dp-clip``, and each of its elements has noise of standard deviation
 :math:`\sigma C` with σ = ``dp-noise``; :mod:`flwr_kd.client.private_update` does so. The server sees the update of
@@ -17,16 +19,36 @@ any of the client's samples, or all of them    2C           σ/2               `
 :math:`\sigma / \sqrt{T}`, whose ε is computed exactly. T is the number of updates that one client sends: at most
 one per round, and in FedHEAD two, since a client may also lead its sector. That only some clients are drawn in a
 round amplifies nothing, because the server knows which.
+
+**DP-SGD**, with ``dp-sgd-clip`` and ``dp-sgd-noise``, protects each sample, and not the client as a whole.
+In each step the gradient of a sample has a norm of at most C, and the sum over the batch has noise of σC.
+Batches are shuffled and not drawn: a sample is in exactly one batch of an epoch. An epoch is therefore one
+Gaussian release, and E epochs in each of T rounds are one with the multiplier :math:`\sigma / \sqrt{ET}`.
+Against other content of the sample, instead of none, the sensitivity is 2C. The amplification by sampling
+that is usually stated for DP-SGD needs batches into which each sample is drawn by itself, and secretly
+(Poisson sampling). Here the server knows the seed of the order. :attr:`SgdBudget.poisson_epsilon` is what
+sampling would give, for comparison with the literature only.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from flwr_kd.checks import number, whole_number
 from flwr_kd.privacy import composed_epsilon
 
-__all__ = ["ASSUMPTIONS", "DELTA", "NOT_COVERED", "UpdateBudget", "update_budget"]
+__all__ = [
+    "ASSUMPTIONS",
+    "DELTA",
+    "NOT_COVERED",
+    "SGD_ASSUMPTIONS",
+    "SGD_NOT_COVERED",
+    "SgdBudget",
+    "UpdateBudget",
+    "sgd_budget",
+    "update_budget",
+]
 
 DELTA = 1e-5
 """δ of the budget that a run states."""
@@ -49,6 +71,23 @@ NOT_COVERED: tuple[str, ...] = (
     "personal models, which stay at the client without noise",
 )
 """What a client sends or keeps besides the noisy updates, and that the noise does not protect."""
+
+
+SGD_ASSUMPTIONS: tuple[str, ...] = (
+    "each sample is in one batch of an epoch: a loader's sampler draws none twice",
+    "the noise is secret: a deployed client draws it from the operating system's cryptographic source; a "
+    "simulation draws it from the run's seed, which protects nobody",
+    "the client follows dp-sgd-clip and dp-sgd-noise, which the server chooses: read its run config",
+)
+"""Conditions under which the numbers of an :class:`SgdBudget` hold."""
+
+SGD_NOT_COVERED: tuple[str, ...] = (
+    "the client as a whole: the numbers are for one of its samples",
+    "the handshake: numbers of samples and, with share-histogram=true, of each class",
+    "numbers of a reply: training loss, accuracies, number of samples",
+    "hyper-parameters that were chosen on the data",
+)
+"""What DP-SGD does not protect."""
 
 
 @dataclass(frozen=True)
@@ -167,3 +206,131 @@ def update_budget(*, noise: float, releases: int, delta: float, clip: float | No
         absent_epsilon=composed_epsilon(noise, releases, delta),
         replaced_epsilon=composed_epsilon(noise / 2, releases, delta),
     )
+
+
+@dataclass(frozen=True)
+class SgdBudget:
+    """The privacy of one sample in training by DP-SGD, the result of :func:`sgd_budget`.
+
+    Attributes
+    ----------
+    noise, epochs, delta, rate
+        Arguments of :func:`sgd_budget`.
+    absent_epsilon : float
+        ε of all epochs, where the sample could have had no gradient.
+    replaced_epsilon : float
+        ε of all epochs, where the sample could have been any other.
+    poisson_epsilon : float or None
+        ε if batches were drawn by Poisson sampling, which they are not; None without a rate.
+    """
+
+    noise: float
+    epochs: int
+    delta: float
+    rate: float | None
+    absent_epsilon: float
+    replaced_epsilon: float
+    poisson_epsilon: float | None
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """Conditions under which the numbers hold, one line each."""
+        return SGD_ASSUMPTIONS
+
+    @property
+    def not_covered(self) -> tuple[str, ...]:
+        """What is not protected, one line each."""
+        return SGD_NOT_COVERED
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Return the numbers as (label, value) pairs to print.
+
+        Examples
+        --------
+        >>> for label, value in sgd_budget(noise=2.0, epochs=10, delta=1e-5).rows():
+        ...     print(f"{label}: {value}")
+        epsilon, 10 epochs, a sample or none: 7.51
+        epsilon, 10 epochs, a sample or another: 17.9
+        delta: 1e-05
+        """
+        many = f"{self.epochs} epoch{'' if self.epochs == 1 else 's'}"
+        poisson = (
+            []
+            if self.poisson_epsilon is None
+            else [
+                (
+                    f"not this: {many} with Poisson sampling, rate {self.rate:.3g}",
+                    f"{self.poisson_epsilon:.3g}",
+                )
+            ]
+        )
+        return [
+            (f"epsilon, {many}, a sample or none", f"{self.absent_epsilon:.3g}"),
+            (f"epsilon, {many}, a sample or another", f"{self.replaced_epsilon:.3g}"),
+            *poisson,
+            ("delta", f"{self.delta:g}"),
+        ]
+
+    def sentence(self) -> str:
+        """Return the whole run's numbers in one line.
+
+        >>> print(sgd_budget(noise=2.0, epochs=10, delta=1e-5).sentence())
+        10 epochs of DP-SGD with dp-sgd-noise=2: epsilon 7.51 for a sample or none, 17.9 or another, delta 1e-05
+        """
+        return (
+            f"{self.epochs} epoch{'' if self.epochs == 1 else 's'} of DP-SGD with dp-sgd-noise={self.noise:g}: "
+            f"epsilon {self.absent_epsilon:.3g} for a sample or none, {self.replaced_epsilon:.3g} or another, "
+            f"delta {self.delta:g}"
+        )
+
+
+def sgd_budget(*, noise: float, epochs: int, delta: float, rate: float | None = None) -> SgdBudget:
+    """Compute the privacy that ``dp-sgd-noise`` gives to one sample of a client.
+
+    Parameters
+    ----------
+    noise : float
+        ``dp-sgd-noise``, in (0, ∞).
+    epochs : int
+        Epochs in all rounds together, at least 1.
+    delta : float
+        δ of each ε, in (0, 1).
+    rate : float, optional
+        Batch size over the number of samples, in (0, 1], for ``poisson_epsilon``.
+
+    Raises
+    ------
+    ConfigError
+        A value is outside its range.
+    ImportError
+        ``dp-accounting`` is not installed.
+
+    Examples
+    --------
+    >>> budget = sgd_budget(noise=2.0, epochs=10, delta=1e-5)
+    >>> round(budget.absent_epsilon, 2), round(budget.replaced_epsilon, 1)
+    (7.51, 17.9)
+    """
+    number("noise", noise, 0, open_low=True)
+    whole_number("epochs", epochs, 1)
+    if rate is not None:
+        number("rate", rate, 0, 1, open_low=True)
+    return SgdBudget(
+        noise=noise,
+        epochs=epochs,
+        delta=delta,
+        rate=rate,
+        absent_epsilon=composed_epsilon(noise, epochs, delta),
+        replaced_epsilon=composed_epsilon(noise / 2, epochs, delta),
+        poisson_epsilon=None if rate is None else _poisson_epsilon(noise, epochs, delta, rate),
+    )
+
+
+def _poisson_epsilon(noise: float, epochs: int, delta: float, rate: float) -> float:
+    """Return ε of epochs whose batches are drawn with a rate, by Rényi accounting."""
+    from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
+    from dp_accounting.rdp import RdpAccountant
+
+    step = PoissonSampledDpEvent(rate, GaussianDpEvent(noise))
+    steps = SelfComposedDpEvent(step, epochs * math.ceil(1 / rate))
+    return float(RdpAccountant().compose(steps).get_epsilon(delta))

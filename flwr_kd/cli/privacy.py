@@ -11,7 +11,7 @@ from flwr_kd.cli.help import columns
 
 if TYPE_CHECKING:
     from flwr_kd.privacy import Budget
-    from flwr_kd.update_privacy import UpdateBudget
+    from flwr_kd.update_privacy import SgdBudget, UpdateBudget
 
 __all__ = ["show_privacy"]
 
@@ -35,12 +35,21 @@ def show_privacy(
         float | None, typer.Option(help="dp-clip, for the noise's size", show_default=False)
     ] = None,
     updates: Annotated[int, typer.Option(help="updates per round; 2 in FedHEAD")] = 1,
+    dp_sgd_noise: Annotated[
+        float | None,
+        typer.Option(help="dp-sgd-noise: noise of DP-SGD, over dp-sgd-clip", show_default=False),
+    ] = None,
+    local_epochs: Annotated[int, typer.Option(help="epochs of DP-SGD per round")] = 5,
+    rate: Annotated[
+        float | None,
+        typer.Option(help="batch size over samples, to compare with Poisson sampling", show_default=False),
+    ] = None,
 ) -> None:
-    """Print the privacy budget of FedHKD's noise, and of the noise on updates of weights."""
+    """Print the privacy budget of FedHKD's noise, of the noise on updates of weights, and of DP-SGD."""
     from flwr_kd import privacy
-    from flwr_kd.update_privacy import update_budget
+    from flwr_kd.update_privacy import sgd_budget, update_budget
 
-    if sigma is not None or dp_noise is None:
+    if sigma is not None or (dp_noise is None and dp_sgd_noise is None):
         budget = privacy.budget(
             sigma=7.0 if sigma is None else sigma,
             rounds=rounds,
@@ -57,9 +66,14 @@ def show_privacy(
             "Privacy budget of the updates of one client's weights",
             update_budget(noise=dp_noise, releases=releases, delta=delta, clip=dp_clip),
         )
+    if dp_sgd_noise is not None:
+        _show(
+            "Privacy budget of one sample in DP-SGD",
+            sgd_budget(noise=dp_sgd_noise, epochs=rounds * local_epochs, delta=delta, rate=rate),
+        )
 
 
-def _show(title: str, budget: Budget | UpdateBudget) -> None:
+def _show(title: str, budget: Budget | UpdateBudget | SgdBudget) -> None:
     from rich.console import Console
     from rich.table import Table
 

@@ -24,12 +24,13 @@ from flwr_kd.checks import ConfigError
 from flwr_kd.client.adaptation import fine_tune
 from flwr_kd.client.data_sets import DataSets
 from flwr_kd.client.description import described
-from flwr_kd.client.flower_mods import CLIPPING, active_mods, check_mods
+from flwr_kd.client.dp_sgd import private_steps
 from flwr_kd.client.measuring import evaluation, measured_on
 from flwr_kd.client.noise import reproducible_noise as noise_is_reproducible
 from flwr_kd.client.own_model import feature_shape, named_size, own_model
 from flwr_kd.client.personal_state import PersonalState, StateError
-from flwr_kd.client.private_update import RECEIVED, UpdateStart, private_update
+from flwr_kd.client.private_update import RECEIVED, UpdateStart
+from flwr_kd.client.reply import reply_of
 from flwr_kd.client.task import Answer, Measured, Task, metrics_of
 from flwr_kd.client.wire_client import WireClient
 from flwr_kd.config import ConfigT, MethodConfig
@@ -112,6 +113,8 @@ class KDClient(NumPyClient, Generic[ConfigT]):
     """Whether the model stays at the client between rounds instead of coming from the server."""
     indexed: ClassVar[bool] = False
     """Whether the objective takes the samples' positions in the data set as third argument."""
+    dp_sgd: ClassVar[bool] = False
+    """Whether training by DP-SGD protects what is sent; see :mod:`flwr_kd.client.dp_sgd`."""
     update_from: ClassVar[str] = RECEIVED
     """Where the update begins that ``dp-clip`` bounds; see :mod:`flwr_kd.client.private_update`."""
 
@@ -176,6 +179,10 @@ class KDClient(NumPyClient, Generic[ConfigT]):
         """Return the loss on one batch; cross-entropy by default. It takes positions where ``indexed``."""
         return lambda x, y: F.cross_entropy(self.model(x), y)
 
+    def penalty(self, task: Task[ConfigT]) -> Callable[[], Tensor] | None:
+        """Return a term of the loss that no sample decides, which the objective leaves out in DP-SGD; or None."""
+        return None
+
     def knowledge(self, task: Task[ConfigT]) -> Payload | None:
         """Return what is sent besides the model after training; nothing by default."""
         return None
@@ -238,19 +245,7 @@ class KDClient(NumPyClient, Generic[ConfigT]):
                 answer = handler(task)
         finally:
             self.close()
-        answer.arrays = private_update(self, task, answer.arrays)
-        metrics: dict[str, bool | int | float | str | bytes] = {
-            name: float(value) for name, value in answer.metrics.items()
-        }
-        if self._lost_state:
-            metrics[flower_records.STATE_LOST] = 1.0
-        mods = active_mods()
-        check_mods(mods, self._phases(), parameters, answer.arrays)
-        if answer.payload is not None:
-            if CLIPPING.intersection(mods):
-                metrics[flower_records.UNCOVERED] = 1.0
-            metrics[flower_records.PAYLOAD] = answer.payload.to_bytes(max_bytes=task.max_payload_bytes)
-        return answer.arrays, answer.num_examples, metrics
+        return reply_of(self, task, answer, phases=self._phases(), lost_state=self._lost_state)
 
     def evaluate(
         self, parameters: list[NDArray], config: Mapping[str, Any]
@@ -411,7 +406,8 @@ class KDClient(NumPyClient, Generic[ConfigT]):
 
         count, loss = config.local_epochs if epochs is None else epochs, self.in_precision(objective)
         falling = falling_rate(optimizer, config, task.steps_before)
-        return fit(self.trained(), optimizer, epoch, loss, epochs=count, after_step=falling)
+        with private_steps(self, task, optimizer) as steps:
+            return fit(self.trained(), steps, epoch, loss, epochs=count, after_step=falling)
 
     def to_device(self, batch: Tensor) -> Tensor:
         """Return a batch on the client's device, images in its memory format.

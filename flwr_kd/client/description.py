@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from flwr_kd.client.dp_sgd import dp_sgd_refusal
 from flwr_kd.client.personal_state import StateError
 from flwr_kd.learning.weights import buffer_names
 from flwr_kd.transport import flower_records
@@ -42,6 +43,8 @@ def described(
             client.check_state()
         except StateError as error:
             refusal = str(error)
+    if refusal is None:
+        refusal = dp_sgd_refusal(client, client.read_config(config))
     if refusal is not None:
         found[flower_records.REFUSAL] = refusal
     for key in ("partition-id", "num-partitions", "sector"):

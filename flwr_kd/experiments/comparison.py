@@ -134,7 +134,7 @@ class Plan:
         return [entry.name for entry in self.entries if not attack.concerns(entry.method.strategy)]
 
     def privacy(self) -> list[str]:
-        """Return what each entry states of the privacy of clients' weights; nothing without ``dp-clip``."""
+        """Return what each entry states of the privacy of clients' weights; nothing without any."""
         rounds, lines = self.experiments[0].rounds, []
         for entry in self.entries:
             kind = entry.method.strategy

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from flwr_kd.checks import ConfigError
 from flwr_kd.config import MethodConfig
-from flwr_kd.update_privacy import DELTA, update_budget
+from flwr_kd.update_privacy import DELTA, SgdBudget, UpdateBudget, sgd_budget, update_budget
 from flwr_kd.wording import assignment
 
 __all__ = ["check_privacy", "releases_per_round", "stated_privacy"]
+
+_UNCOVERED = (
+    "not covered: knowledge beside the weights, the handshake, numbers of replies (flwr-kd privacy lists all)"
+)
 
 
 def check_privacy(name: str, config: MethodConfig, reply_arrays: Collection[str]) -> None:
@@ -51,7 +55,7 @@ def releases_per_round(phases: Sequence[str], reply_arrays: Collection[str]) -> 
 def stated_privacy(
     config: MethodConfig, phases: Sequence[str], reply_arrays: Collection[str], rounds: int
 ) -> list[str]:
-    """Return what a run states of the privacy of its clients' weights, one line each; nothing without ``dp-clip``.
+    """Return what a run states of the privacy of its clients' weights, one line each; nothing without any.
 
     Parameters
     ----------
@@ -62,18 +66,28 @@ def stated_privacy(
     rounds : int
         Rounds of the run, at least 1; a client takes part in all of them, at most.
     """
-    if not config.dp_clip:
-        return []
-    if not config.dp_noise:
-        return [
-            f"dp-clip={config.dp_clip:g} without dp-noise bounds the clients' updates, and protects nobody"
-        ]
-    releases = rounds * releases_per_round(phases, reply_arrays)
+    lines = []
+    if config.dp_clip:
+        releases = rounds * releases_per_round(phases, reply_arrays)
+        lines.append(
+            _stated(
+                "dp",
+                config.dp_noise,
+                lambda: update_budget(noise=config.dp_noise, releases=releases, delta=DELTA),
+            )
+        )
+    if config.dp_sgd_clip:
+        epochs, noise = max(rounds * config.local_epochs, 1), config.dp_sgd_noise
+        lines.append(_stated("dp-sgd", noise, lambda: sgd_budget(noise=noise, epochs=epochs, delta=DELTA)))
+    if lines:
+        lines.append(_UNCOVERED)
+    return lines
+
+
+def _stated(kind: str, noise: float, budget: Callable[[], UpdateBudget | SgdBudget]) -> str:
+    if not noise:
+        return f"{kind}-clip without {kind}-noise protects nobody"
     try:
-        budget = update_budget(noise=config.dp_noise, releases=releases, delta=DELTA)
+        return budget().sentence()
     except ImportError as error:
-        return [f"dp-noise={config.dp_noise:g}: {error}"]
-    return [
-        budget.sentence(),
-        "not covered: knowledge beside the weights, the handshake, numbers of replies (flwr-kd privacy lists all)",
-    ]
+        return f"{kind}-noise={noise:g}: {error}"

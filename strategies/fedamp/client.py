@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -21,6 +23,7 @@ class FedAMPClient(KDClient[FedAMPConfig]):
     """
 
     config_class = FedAMPConfig
+    dp_sgd = True
 
     def load(self, task: Task[FedAMPConfig]) -> None:
         """Load what the server sends; without anything, the model stays as it was built."""
@@ -32,13 +35,16 @@ class FedAMPClient(KDClient[FedAMPConfig]):
         """Return the parameters of the model and of the mixture."""
         return 2 * count_parameters(self.model)
 
-    def objective(self, task: Task[FedAMPConfig]) -> Objective:
-        """Return cross-entropy plus the proximal term; its constant is a copy of the mixture."""
+    def penalty(self, task: Task[FedAMPConfig]) -> Callable[[], Tensor]:
+        """Return the proximal term; its constant is a copy of the mixture."""
         parameters = [p for p in self.model.parameters() if p.requires_grad]
         mixture = [p.detach().clone() for p in parameters]
         mu = task.config.proximal_mu_at(task.server_round)
+        return lambda: proximal_term(parameters, mixture, mu)
 
-        def loss(x: Tensor, y: Tensor) -> Tensor:
-            return F.cross_entropy(self.model(x), y) + proximal_term(parameters, mixture, mu)
-
-        return loss
+    def objective(self, task: Task[FedAMPConfig]) -> Objective:
+        """Return cross-entropy plus the proximal term; in DP-SGD without it, since no sample decides it."""
+        if task.config.dp_sgd_clip:
+            return super().objective(task)
+        penalty = self.penalty(task)
+        return lambda x, y: F.cross_entropy(self.model(x), y) + penalty()

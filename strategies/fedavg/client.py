@@ -9,3 +9,4 @@ class FedAvgClient(KDClient[FedAvgConfig]):
     """Trains on cross-entropy on the local data, which the base class implements."""
 
     config_class = FedAvgConfig
+    dp_sgd = True

@@ -9,3 +9,4 @@ class FedAvgFTClient(KDClient[FedAvgFTConfig]):
     """Trains as FedAvg's client does, and fine-tunes a copy of the last global model, which the base implements."""
 
     config_class = FedAvgFTConfig
+    dp_sgd = True

@@ -10,6 +10,7 @@ class FedDFClient(KDClient[FedDFConfig]):
     """Trains on cross-entropy on the local data; the server distils."""
 
     config_class = FedDFConfig
+    dp_sgd = True
 
 
 class PFedDFClient(KDClient[PFedDFConfig]):
@@ -20,6 +21,7 @@ class PFedDFClient(KDClient[PFedDFConfig]):
     """
 
     config_class = PFedDFConfig
+    dp_sgd = True
 
     def phase_finetune(self, task: Task[PFedDFConfig]) -> Answer:
         """Fine-tune the last prototype, measure it, and keep it; only metrics are sent.

@@ -1,5 +1,7 @@
 """FedProx's client half: cross-entropy and the proximal term."""
 
+from collections.abc import Callable
+
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -15,19 +17,22 @@ class FedProxClient(KDClient[FedProxConfig]):
     """Adds μ/2 · ‖w - w_t‖² to the loss, where w_t are the round's global weights."""
 
     config_class = FedProxConfig
+    dp_sgd = True
 
     def held_parameters(self, config: FedProxConfig) -> int:
         """Return the parameters of the model and of the received one."""
         return 2 * count_parameters(self.model)
 
-    def objective(self, task: Task[FedProxConfig]) -> Objective:
-        """Return cross-entropy plus the proximal term."""
+    def penalty(self, task: Task[FedProxConfig]) -> Callable[[], Tensor]:
+        """Return the proximal term."""
         parameters = [p for p in self.model.parameters() if p.requires_grad]
         # Copies of the weights at the start of the round; a list, since each batch reads it again.
         reference = [p.detach().clone() for p in parameters]
+        return lambda: proximal_term(parameters, reference, task.config.proximal_mu)
 
-        def loss(x: Tensor, y: Tensor) -> Tensor:
-            term = proximal_term(parameters, reference, task.config.proximal_mu)
-            return F.cross_entropy(self.model(x), y) + term
-
-        return loss
+    def objective(self, task: Task[FedProxConfig]) -> Objective:
+        """Return cross-entropy plus the proximal term; in DP-SGD without it, since no sample decides it."""
+        if task.config.dp_sgd_clip:
+            return super().objective(task)
+        penalty = self.penalty(task)
+        return lambda x, y: F.cross_entropy(self.model(x), y) + penalty()

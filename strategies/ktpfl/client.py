@@ -35,6 +35,7 @@ class KTpFLWeightsClient(KDClient[KTpFLWeightsConfig]):
     """
 
     config_class = KTpFLWeightsConfig
+    dp_sgd = True
     personal = True
     update_from = LAST
 

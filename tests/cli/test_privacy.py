@@ -43,3 +43,14 @@ def test_a_comparison_prints_what_its_methods_state(command: Command, tmp_path: 
     (line,) = [line for line in out.splitlines() if line.startswith("privacy: fedavg: 1 update per client")]
     assert "dp-noise=4" in line
     assert "privacy: fedavg: not covered" in out
+
+
+def test_privacy_prints_the_budget_of_dp_sgd(command: Command) -> None:
+    arguments = ("--dp-sgd-noise", "2", "--rounds", "10", "--local-epochs", "3", "--delta", "1e-5")
+    code, out, err = command("privacy", *arguments, "--rate", "0.25")
+    assert (code, err) == (0, "")
+    for label, value in update_privacy.sgd_budget(noise=2, epochs=30, delta=1e-5, rate=0.25).rows():
+        (line,) = [line for line in out.splitlines() if f" {label} " in line]
+        assert f" {value} " in line
+    assert "one of its samples" in out
+    assert "updates of one client" not in out

@@ -16,7 +16,7 @@ from torch import nn
 
 from flwr_kd import registry
 from flwr_kd.checks import ConfigError
-from flwr_kd.client import client as core
+from flwr_kd.client import reply as core
 from flwr_kd.client.private_update import clipping_factor, noisy, private_update
 from flwr_kd.seeding import torch_generator
 from flwr_kd.server import run as server_run
@@ -250,6 +250,6 @@ def test_what_is_stated_counts_a_leaders_second_update() -> None:
     assert first.startswith("20 updates per client")
     assert second.startswith("not covered")
     assert stated_privacy(FedProto.config_class(), ("train",), (), 10) == []
-    (alone,) = stated_privacy(registry.get("fedavg").config(["dp-clip=1"]), ("train",), {"train"}, 10)
+    alone, _ = stated_privacy(registry.get("fedavg").config(["dp-clip=1"]), ("train",), {"train"}, 10)
     assert "protects nobody" in alone
     assert releases_per_round(("train", "distill"), {"train"}) == 1
