@@ -15,6 +15,7 @@ SMALL = {
     "config",
     "files",
     "formulas",
+    "inputs",
     "lazy",
     "measured_rounds",
     "privacy",

@@ -53,7 +53,8 @@ __all__ = ["KDClient", "Objective"]
 
 NDArray = npt.NDArray[Any]
 Objective = Callable[..., Tensor]
-"""Loss on one batch: from inputs ``[B, ...]``, labels ``[B]`` and, where indexed, positions ``[B]`` to a scalar."""
+"""Loss on one batch: from inputs ``[B, ...]`` (or several by name), labels ``[B]`` and, where indexed, positions
+``[B]`` to a scalar."""
 
 
 class KDClient(NumPyClient, Generic[ConfigT]):
@@ -76,8 +77,11 @@ class KDClient(NumPyClient, Generic[ConfigT]):
         ``"auto"``: CUDA, else MPS, else CPU.
     classes : sequence, optional
         Label values in the order of the model's outputs, where they are not 0..C-1.
-    input_key, label_key : str, optional
-        Keys of dict items, where they cannot be guessed.
+    input_key : str or sequence of str, optional
+        Key of the inputs in dict items, where it cannot be guessed; several for a model that takes several, by
+        name. See :class:`flwr_kd.Batches`.
+    label_key : str, optional
+        Key of the label in dict items, where it cannot be guessed.
     knowledge_set : Dataset or DataLoader, optional
         The training samples without augmentation, for what is extracted from them; ``train_set`` if None.
     common_test_set : Dataset or DataLoader, optional
@@ -127,11 +131,11 @@ class KDClient(NumPyClient, Generic[ConfigT]):
         context: Context,
         device: str | torch.device = "auto",
         classes: Sequence[Any] | None = None,
-        input_key: str | None = None,
+        input_key: str | Sequence[str] | None = None,
         label_key: str | None = None,
         knowledge_set: Dataset[Any] | DataLoader[Any] | None = None,
         common_test_set: Dataset[Any] | DataLoader[Any] | None = None,
-        augment: Callable[[Tensor, torch.Generator], Tensor] | None = None,
+        augment: Callable[[Any, torch.Generator], Any] | None = None,
         precision: str = "float32",
         channels_last: bool = False,
         reproducible_noise: bool | None = None,
@@ -395,7 +399,7 @@ class KDClient(NumPyClient, Generic[ConfigT]):
         order, views = task.generator("order"), task.generator("augment")
         self.local_epoch = -1
 
-        def epoch() -> Iterator[tuple[Tensor, ...]]:
+        def epoch() -> Iterator[tuple[Any, ...]]:
             self.local_epoch += 1
             source = self.train_batches.indexed if rows else self.train_batches.shuffled
             for x, *others in source(config.batch_size, order, among):
@@ -409,11 +413,13 @@ class KDClient(NumPyClient, Generic[ConfigT]):
         with private_steps(self, task, optimizer) as steps:
             return fit(self.trained(), steps, epoch, loss, epochs=count, after_step=falling)
 
-    def to_device(self, batch: Tensor) -> Tensor:
-        """Return a batch on the client's device, images in its memory format.
+    def to_device(self, batch: Any) -> Any:
+        """Return a batch, of tensors or of named inputs, on the client's device, images in its memory format.
 
         From pinned memory, which a loader's ``pin_memory`` gives, the host does not wait for the copy to a GPU.
         """
+        if not isinstance(batch, Tensor):
+            return batch.map(self.to_device)
         images = self.channels_last and batch.ndim == 4
         memory_format = torch.channels_last if images else torch.preserve_format
         return batch.to(self.device, non_blocking=self.device.type == "cuda", memory_format=memory_format)

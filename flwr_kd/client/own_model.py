@@ -8,9 +8,10 @@ from weakref import WeakKeyDictionary
 
 import torch
 from flwr.app import Context
-from torch import Tensor, nn
+from torch import nn
 
 from flwr_kd.checks import ConfigError
+from flwr_kd.inputs import Inputs
 from flwr_kd.models import SplitModel
 from flwr_kd.models.given import Model, plain_model, private_copy
 from flwr_kd.models.reused import ModelPool
@@ -73,7 +74,7 @@ def own_model(model: Model | LentModel, context: Context, client: object) -> Mod
 
 
 @torch.no_grad()
-def feature_shape(model: nn.Module, example: Callable[[], Tensor], device: torch.device) -> tuple[int, ...]:
+def feature_shape(model: nn.Module, example: Callable[[], Inputs], device: torch.device) -> tuple[int, ...]:
     """Return the shape of one sample's features, as the model names it or as one sample shows it.
 
     Raises

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from flwr_kd.client.task import Task
+from flwr_kd.inputs import Inputs
 
 if TYPE_CHECKING:
     from flwr_kd.client.client import KDClient
@@ -17,7 +18,7 @@ __all__ = ["endless_batches", "prepared"]
 
 def endless_batches(
     client: KDClient[Any], task: Task[Any], purpose: str = "order"
-) -> Iterator[tuple[Tensor, Tensor]]:
+) -> Iterator[tuple[Inputs, Tensor]]:
     """Yield training batches, epoch after epoch, each in an order of its own, until an epoch has none.
 
     Parameters
@@ -30,7 +31,7 @@ def endless_batches(
         Batches for another purpose in the same phase have other orders.
     """
 
-    def epochs() -> Iterator[tuple[Tensor, Tensor]]:
+    def epochs() -> Iterator[tuple[Inputs, Tensor]]:
         order, empty = task.generator(purpose), False
         while not empty:
             empty = True
@@ -42,8 +43,8 @@ def endless_batches(
 
 
 def prepared(
-    client: KDClient[Any], task: Task[Any], batches: Iterable[tuple[Tensor, Tensor]], purpose: str = "order"
-) -> Iterator[tuple[Tensor, Tensor]]:
+    client: KDClient[Any], task: Task[Any], batches: Iterable[tuple[Inputs, Tensor]], purpose: str = "order"
+) -> Iterator[tuple[Inputs, Tensor]]:
     """Yield batches on the client's device, augmented; see :func:`endless_batches`."""
     views = task.generator(f"augment-{purpose}")
     for x, y in batches:

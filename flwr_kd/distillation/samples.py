@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
+from typing import Any
 
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
 from flwr_kd.checks import ConfigError
 from flwr_kd.distillation.config import DistillationConfig
+from flwr_kd.inputs import Inputs, is_finite, shape_text
 from flwr_kd.learning.batches import Batches, DatasetError
 from flwr_kd.learning.passes import pass_size
 from flwr_kd.text import first_line
@@ -28,7 +31,7 @@ _READ_SIZE = 256
 
 def batches_on(
     samples: Batches, config: DistillationConfig, device: torch.device
-) -> Callable[[], Iterator[Tensor]]:
+) -> Callable[[], Iterator[Inputs]]:
     """Return a callable that yields all samples in order, in batches on a device."""
     return lambda: (x.to(device) for x, _ in samples.ordered(pass_size(device, config.batch_size)))
 
@@ -62,7 +65,7 @@ def check_samples(samples: Batches, what: str) -> None:
         )
 
 
-def read_samples(samples: Batches, what: str) -> Iterator[Tensor]:
+def read_samples(samples: Batches, what: str) -> Iterator[Inputs]:
     """Yield all samples in batches ``[B, ...]``, in their order, and refuse unusable ones.
 
     Raises
@@ -75,7 +78,7 @@ def read_samples(samples: Batches, what: str) -> Iterator[Tensor]:
     try:
         for x, _ in samples.as_they_are().ordered(_READ_SIZE):
             count += len(x)
-            if not bool(torch.isfinite(x).all()):
+            if not is_finite(x):
                 raise DatasetError(f"{what} has values that are not finite")
             yield x
     except (TypeError, RuntimeError) as error:  # PyTorch raises these where items cannot be stacked.
@@ -109,7 +112,7 @@ def try_model(model: nn.Module, samples: Batches, device: torch.device, *, what:
         logits = model.eval()(x)
     except Exception as error:  # A user's module may raise anything on a shape that it does not take.
         raise ConfigError(
-            f"{called} does not take {what} of shape {list(x.shape[1:])}: {first_line(error)}"
+            f"{called} does not take {what} of shape {shape_text(x)}: {first_line(error)}"
         ) from None
     if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != 1:
         got = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
@@ -118,7 +121,7 @@ def try_model(model: nn.Module, samples: Batches, device: torch.device, *, what:
 
 
 def digest_of(samples: Batches, what: str = "public_set") -> str:
-    """Return the SHA-256 of samples in their order: their dtypes, shapes and bytes, without labels.
+    """Return the SHA-256 of samples in their order: names, dtypes, shapes and bytes of inputs, without labels.
 
     Parameters
     ----------
@@ -139,11 +142,18 @@ def digest_of(samples: Batches, what: str = "public_set") -> str:
     """
     digest = hashlib.sha256()
     for x in read_samples(samples, what):
-        try:
-            rows = x.detach().cpu().contiguous().numpy()
-        except TypeError:
-            raise DatasetError(f"{what} must have inputs of a dtype that numpy has, got {x.dtype}") from None
-        for row in rows:
-            digest.update(f"{row.dtype} {list(row.shape)} ".encode())
-            digest.update(row.tobytes())
+        parts = {"": x} if isinstance(x, Tensor) else {name: x[name] for name in sorted(x.keys())}
+        columns = {f"{name} " if name else "": _as_rows(part, what) for name, part in parts.items()}
+        for place in range(len(x)):
+            for name, rows in columns.items():
+                row = rows[place]
+                digest.update(f"{name}{row.dtype} {list(row.shape)} ".encode())
+                digest.update(row.tobytes())
     return digest.hexdigest()
+
+
+def _as_rows(x: Tensor, what: str) -> npt.NDArray[Any]:
+    try:
+        return x.detach().cpu().contiguous().numpy()
+    except TypeError:
+        raise DatasetError(f"{what} must have inputs of a dtype that numpy has, got {x.dtype}") from None

@@ -47,8 +47,8 @@ class ServerDistiller:
         Map-style, of inputs alone, of pairs or of dicts; labels are ignored. It is read once, to check it.
     device : str or torch.device
         ``"auto"``: CUDA, else MPS, else CPU.
-    input_key : str, optional
-        Key of the inputs in dict items, where it cannot be guessed.
+    input_key : str or sequence of str, optional
+        Key of the inputs in dict items, where it cannot be guessed; several for a model that takes several.
     what, called : str
         Names of the samples and of the model in errors.
 
@@ -67,7 +67,7 @@ class ServerDistiller:
         public_set: Dataset[Any] | DataLoader[Any],
         *,
         device: str | torch.device = "auto",
-        input_key: str | None = None,
+        input_key: str | Sequence[str] | None = None,
         what: str = "public_set",
         called: str = "model",
     ) -> None:
@@ -92,7 +92,9 @@ class ServerDistiller:
         other.num_classes = other._try()
         return other
 
-    def use(self, public_set: Dataset[Any] | DataLoader[Any], *, input_key: str | None = None) -> None:
+    def use(
+        self, public_set: Dataset[Any] | DataLoader[Any], *, input_key: str | Sequence[str] | None = None
+    ) -> None:
         """Replace the samples, for a method that makes its own; the arguments are the class's."""
         dtype = floating_dtype(self.model)
         self.samples = Batches(public_set, num_classes=0, input_key=input_key, labelled=False, dtype=dtype)
@@ -265,8 +267,8 @@ class DistillingStrategy(KDStrategy[DistillationConfigT], Generic[DistillationCo
         Map-style, of inputs as the clients' are, of pairs or of dicts; labels are ignored.
     device : str or torch.device
         Where the server distils; ``"auto"``: CUDA, else MPS, else CPU.
-    input_key : str, optional
-        Key of the inputs in dict items, where it cannot be guessed.
+    input_key : str or sequence of str, optional
+        Key of the inputs in dict items, where it cannot be guessed; several for a model that takes several.
     **options
         See :class:`flwr_kd.KDStrategy`.
 
@@ -288,7 +290,7 @@ class DistillingStrategy(KDStrategy[DistillationConfigT], Generic[DistillationCo
         model: nn.Module | tuple[nn.Module, nn.Module],
         public_set: Dataset[Any] | DataLoader[Any],
         device: str | torch.device = "auto",
-        input_key: str | None = None,
+        input_key: str | Sequence[str] | None = None,
         **options: Any,
     ) -> None:
         super().__init__(config, **options)

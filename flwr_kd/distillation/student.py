@@ -21,6 +21,7 @@ from flwr_kd.config import rows_to_train_on
 from flwr_kd.distillation.config import DistillationConfig
 from flwr_kd.distillation.samples import batches_on, check_all_present, check_samples
 from flwr_kd.distillation.teachers import Matching, Weights, ensemble_means, soft_labels
+from flwr_kd.inputs import Inputs
 from flwr_kd.learning.batches import Batches
 from flwr_kd.learning.cores import Copies, Cores, draws_at_random
 from flwr_kd.learning.device import placed
@@ -296,18 +297,18 @@ def distil_student(
     optimizer = make_optimizer(model, config, how.learning_rate)
     falling = falling_rate(optimizer, config, how.steps_before)
 
-    def batch(x: Tensor, chunk: Tensor) -> tuple[Tensor, ...]:
+    def batch(x: Inputs, chunk: Tensor) -> tuple[Any, ...]:
         return (x.to(device), *(target[chunk.to(target.device)].to(device) for target in targets))
 
-    def epoch() -> Iterator[tuple[Tensor, ...]]:
+    def epoch() -> Iterator[tuple[Any, ...]]:
         return (batch(x, chunk) for x, _, chunk in samples.indexed(config.batch_size, order, rows))
 
-    def held_out_batches() -> Iterator[tuple[Tensor, ...]]:
+    def held_out_batches() -> Iterator[tuple[Any, ...]]:
         size = pass_size(device, config.batch_size)
         inputs = samples.ordered(size, held_out)
         return (batch(x, chunk) for (x, _), chunk in zip(inputs, torch.split(held_out, size), strict=True))
 
-    def loss(model: nn.Module, x: Tensor, *target: Tensor) -> Tensor:
+    def loss(model: nn.Module, x: Inputs, *target: Tensor) -> Tensor:
         return matching.loss(target, matching.outputs(model, x))
 
     batchnorm = config.distill_batchnorm == "train"
@@ -353,7 +354,7 @@ def _estimate_statistics(
 def _with_batchnorm(loss: Callable[..., Tensor], *, training: bool) -> Callable[..., Tensor]:
     """Return a loss that is computed with BatchNorm in a mode of its own; a single sample has no statistics."""
 
-    def computed(model: nn.Module, x: Tensor, *target: Tensor) -> Tensor:
+    def computed(model: nn.Module, x: Inputs, *target: Tensor) -> Tensor:
         with BatchNorms(model).in_mode(training=training and len(x) > 1):
             return loss(model, x, *target)
 
@@ -361,7 +362,7 @@ def _with_batchnorm(loss: Callable[..., Tensor], *, training: bool) -> Callable[
 
 
 def _mean_loss(
-    model: nn.Module, loss: Callable[..., Tensor], batches: Iterator[tuple[Tensor, ...]], cores: Cores
+    model: nn.Module, loss: Callable[..., Tensor], batches: Iterator[tuple[Any, ...]], cores: Cores
 ) -> float:
     """Return the mean of a loss over samples, in eval mode."""
     first = next(batches)
@@ -370,7 +371,7 @@ def _mean_loss(
     copies = Copies(model.eval(), cores, parts=cores.count, shared=True)
 
     @torch.no_grad()
-    def mean_over(batch: tuple[Tensor, ...]) -> tuple[Tensor, int]:
+    def mean_over(batch: tuple[Any, ...]) -> tuple[Tensor, int]:
         with copies.taken() as taken:
             return loss(taken, *batch), len(batch[0])
 

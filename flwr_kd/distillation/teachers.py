@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flwr_kd.distillation.config import AVERAGES
+from flwr_kd.inputs import Inputs
 from flwr_kd.learning.cores import Copies, Cores, draws_at_random
 from flwr_kd.learning.weights import load_weights
 from flwr_kd.server.aggregation import MEAN, Rule, knowledge_rule, robust_average, shares
@@ -53,7 +54,7 @@ class Matching:
         and the groups are averaged.
     """
 
-    outputs: Callable[[nn.Module, Tensor], Outputs]
+    outputs: Callable[[nn.Module, Any], Outputs]
     loss: Callable[[Outputs, Outputs], Tensor]
     shared: Callable[[Outputs], Outputs] = lambda outputs: outputs
     targets: Callable[[Outputs], Outputs] = lambda means: means
@@ -91,7 +92,7 @@ def soft_labels(average: str = "probabilities") -> Matching:
     def loss(targets: Outputs, outputs: Outputs) -> Tensor:
         return F.cross_entropy(outputs[0], targets[0])
 
-    def outputs(model: nn.Module, x: Tensor) -> Outputs:
+    def outputs(model: nn.Module, x: Inputs) -> Outputs:
         return (model(x),)
 
     if average == "logits":
@@ -114,7 +115,7 @@ def ensemble_means(
     model: nn.Module,
     teachers: Sequence[Weights],
     weights: Sequence[float],
-    inputs: Callable[[], Iterable[Tensor]],
+    inputs: Callable[[], Iterable[Inputs]],
     matching: Matching,
     cores: Cores | None = None,
 ) -> tuple[Outputs, tuple[int, ...]]:
@@ -167,7 +168,7 @@ class Teachers(NamedTuple):
 
 def mixed_means(
     groups: Sequence[Teachers],
-    inputs: Callable[[], Iterable[Tensor]],
+    inputs: Callable[[], Iterable[Inputs]],
     matching: Matching,
     cores: Cores | None = None,
 ) -> tuple[Outputs, tuple[tuple[int, ...], ...]]:
@@ -239,7 +240,7 @@ def mixed_means(
 
 @torch.no_grad()
 def _means_of(
-    group: Teachers, inputs: Callable[[], Iterable[Tensor]], matching: Matching, cores: Cores
+    group: Teachers, inputs: Callable[[], Iterable[Inputs]], matching: Matching, cores: Cores
 ) -> tuple[Outputs | None, tuple[int, ...]]:
     """Return a group's means, in float64, and the teachers that are left out; None if all of them are."""
     model, teachers, weights = group
@@ -275,7 +276,7 @@ def _means_of(
 
 
 def _outputs_of(
-    model: nn.Module, teachers: Mapping[int, Weights], block: list[Tensor], matching: Matching, cores: Cores
+    model: nn.Module, teachers: Mapping[int, Weights], block: list[Inputs], matching: Matching, cores: Cores
 ) -> Iterator[tuple[int, Outputs]]:
     """Yield each teacher's outputs for all batches of a block, in float64, on the CPU, in the teachers' order.
 
@@ -287,7 +288,7 @@ def _outputs_of(
     copies = Copies(model, cores, parts=len(teachers) * len(runs))
 
     @torch.no_grad()
-    def outputs_of(part: tuple[int, list[Tensor]]) -> list[Outputs]:
+    def outputs_of(part: tuple[int, list[Inputs]]) -> list[Outputs]:
         k, run = part
         with copies.taken() as taken:
             load_weights(taken, teachers[k])
@@ -316,13 +317,13 @@ def _robust(outputs: Sequence[Outputs], rule: Rule) -> Outputs:
     return tuple(robust_average(torch.stack(column), rule) for column in zip(*outputs, strict=True))
 
 
-def _blocks(batches: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+def _blocks(batches: Iterable[Inputs]) -> Iterator[list[Inputs]]:
     """Group batches, so that each teacher is loaded once per block and the data set need not fit in memory."""
-    block: list[Tensor] = []
+    block: list[Inputs] = []
     size = 0
     for x in batches:
         block.append(x)
-        size += x.numel() * x.element_size()
+        size += x.nbytes
         if size >= _BLOCK_BYTES:
             yield block
             block, size = [], 0

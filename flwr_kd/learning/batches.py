@@ -1,4 +1,7 @@
-"""Batches of a user's own data: any map-style PyTorch data set or DataLoader, of pairs or of dicts."""
+"""Batches of a user's own data: any map-style PyTorch data set or DataLoader, of pairs or of dicts.
+
+Inputs are a tensor, or several by name for models such as Hugging Face's; see :mod:`flwr_kd.inputs`.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
+from flwr_kd.checks import DataError
+from flwr_kd.inputs import Inputs, NamedInputs, changed
 from flwr_kd.learning.reader import Reader
 from flwr_kd.learning.sources import DatasetError, Sampling, batch_options, check_data_set, is_row
 from flwr_kd.seeding import seed_of_state
@@ -20,6 +25,8 @@ __all__ = ["Batches", "DatasetError", "into_batches", "normalize_labels"]
 Keys = list[Any] | Tensor
 _LABEL_KEYS = ("label", "labels", "y", "target", "targets", "fine_label", "class")
 _INPUT_KEYS = ("image", "img", "pixel_values", "x", "input", "inputs", "features", "data")
+_TOKEN_KEYS = ("input_ids", "attention_mask", "token_type_ids")
+"""Keys that Hugging Face's tokenizers give; without the first, the others are no inputs."""
 
 
 class Batches:
@@ -37,8 +44,12 @@ class Batches:
         C.
     classes : sequence, optional
         The label values in the order of the model's outputs, where they are not 0..C-1.
-    input_key, label_key : str, optional
-        Keys of dict items; guessed if there is one candidate.
+    input_key : str or sequence of str, optional
+        Key of the inputs in dict items; several keys are several inputs, which the model gets by name. Guessed if
+        there is one candidate, and for what a tokenizer returns (``input_ids``, ``attention_mask``,
+        ``token_type_ids``). The inputs of pairs may be dicts of tensors; then only several keys have a meaning.
+    label_key : str, optional
+        Key of the label in dict items; guessed if there is one candidate.
     labelled : bool
         If False, items may also be inputs alone, labels are ignored, and each label is 0.
     dtype : torch.dtype, optional
@@ -62,7 +73,7 @@ class Batches:
         *,
         num_classes: int,
         classes: Sequence[Any] | None = None,
-        input_key: str | None = None,
+        input_key: str | Sequence[str] | None = None,
         label_key: str | None = None,
         labelled: bool = True,
         dtype: torch.dtype | None = None,
@@ -110,7 +121,7 @@ class Batches:
 
     def shuffled(
         self, batch_size: int, generator: torch.Generator, rows: Tensor | None = None
-    ) -> Iterator[tuple[Tensor, Tensor]]:
+    ) -> Iterator[tuple[Inputs, Tensor]]:
         """Yield one epoch in a random order; with ``rows``, positions ``[n]``, only of these samples.
 
         Every sample is used, and no batch has a single sample, on which BatchNorm cannot train: a last one joins
@@ -122,7 +133,7 @@ class Batches:
 
     def indexed(
         self, batch_size: int, generator: torch.Generator, rows: Tensor | None = None
-    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    ) -> Iterator[tuple[Inputs, Tensor, Tensor]]:
         """Yield one epoch as :meth:`shuffled` does, with the samples' positions ``[B]`` last.
 
         Position i is that of the i-th sample of :meth:`ordered`. With ``rows``, positions ``[n]``, only of these
@@ -144,7 +155,7 @@ class Batches:
 
     def _epoch(
         self, batch_size: int, generator: torch.Generator, rows: Tensor | None = None
-    ) -> Iterator[tuple[Keys, tuple[Tensor, Tensor]]]:
+    ) -> Iterator[tuple[Keys, tuple[Inputs, Tensor]]]:
         seed = seed_of_state(generator)
         size, drop_last = batch_options(self.loader, batch_size)
         sampling = self._sampling
@@ -167,7 +178,7 @@ class Batches:
 
     def ordered(
         self, batch_size: int, rows: Tensor | None = None, *, generator: torch.Generator | None = None
-    ) -> Iterator[tuple[Tensor, Tensor]]:
+    ) -> Iterator[tuple[Inputs, Tensor]]:
         """Yield every sample once, in the data set's order, or those at positions ``rows`` ``[n]``, in their order.
 
         The generator's state, which does not change, decides what a data set draws at random. Without a generator
@@ -179,7 +190,7 @@ class Batches:
         )
         yield from self._fetch(chunks, 0 if generator is None else seed_of_state(generator))
 
-    def example(self) -> Tensor:
+    def example(self) -> Inputs:
         """Return the first sample's input as a batch of one; the data set must not be empty."""
         key = 0 if self._rows is None else self._rows[0]
         x, _ = self._split(next(self._reader.read([[key]], 0, few=True)))
@@ -223,12 +234,12 @@ class Batches:
         rows = [int(key) % len(self.dataset) for key in keys]
         return torch.tensor(rows if self._rows is None else [self._places[row] for row in rows])
 
-    def _fetch(self, chunks: Sequence[Keys], seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def _fetch(self, chunks: Sequence[Keys], seed: int) -> Iterator[tuple[Inputs, Tensor]]:
         if self._tensors is not None:
             inputs, labels = self._tensors[0], self._checked_labels()
             for chunk in chunks:
                 x = inputs[chunk]
-                yield self._converted(x), labels[chunk] if self.labelled else _no_labels(x)
+                yield changed(x, self._converted), labels[chunk] if self.labelled else _no_labels(x)
             return
         try:
             lists = [list(chunk) for chunk in chunks]
@@ -247,26 +258,53 @@ class Batches:
             return 'give dataset.with_format("torch"), or for pictures dataset.with_transform(...)'
         return "give the data set a transform, such as torchvision.transforms.ToTensor(), or a collate_fn"
 
-    def _split(self, batch: Any) -> tuple[Tensor, Tensor]:
+    def _split(self, batch: Any) -> tuple[Inputs, Tensor]:
         y: Any = None
         if isinstance(batch, Mapping):
-            x = batch[self._key(batch, self.input_key, _INPUT_KEYS, "input_key")]
+            x = self._inputs_of(batch)
             if self.labelled:
                 y = batch[self.key_of_label(batch)]
         elif not self.labelled and isinstance(batch, Tensor):
             x = batch
-        elif not self.labelled and isinstance(batch, Sequence) and len(batch) == 1:
-            (x,) = batch
-        elif isinstance(batch, Sequence) and len(batch) == 2:
-            x, y = batch
+        elif isinstance(batch, Sequence) and (len(batch) == 2 or (len(batch) == 1 and not self.labelled)):
+            x, y = batch if len(batch) == 2 else (*batch, None)
+            if isinstance(x, Mapping):
+                x = self._inputs_of(x, of_pair=True)
         else:
             size = f" of {len(batch)}" if isinstance(batch, Sized) else ""
             kinds = "pairs (x, y) or dicts" if self.labelled else "inputs, pairs (x, y) or dicts"
             raise DatasetError(f"items must be {kinds}, got {type(batch).__name__}{size}")
-        if not isinstance(x, Tensor):
+        if not isinstance(x, Tensor | NamedInputs):
             raise DatasetError(f"inputs must be tensors, got {type(x).__name__}; {self._remedy()}")
-        x = self._converted(x)
+        x = changed(x, self._converted)
         return x, normalize_labels(y, self.num_classes, self.classes) if self.labelled else _no_labels(x)
+
+    def _inputs_of(self, item: Mapping[str, Any], *, of_pair: bool = False) -> Any:
+        """Return the input of a dict item, or its inputs by name; all of them where the dict is that of a pair."""
+        key = self.input_key
+        if key is None and of_pair:
+            keys: Sequence[str] = list(item)
+        elif key is None and "input_ids" in item and not any(name in item for name in _INPUT_KEYS):
+            # A single input is a tensor, which any model takes.
+            found = [name for name in _TOKEN_KEYS if name in item]
+            if len(found) == 1:
+                return item[found[0]]
+            keys = found
+        elif key is None or isinstance(key, str):
+            return item[self._key(item, key, _INPUT_KEYS, "input_key")]
+        else:
+            keys = [self._key(item, name, (), "input_key") for name in key]
+        return self._named({name: item[name] for name in keys})
+
+    def _named(self, tensors: dict[str, Any]) -> NamedInputs:
+        wrong = next((name for name, value in tensors.items() if not isinstance(value, Tensor)), None)
+        if wrong is not None:
+            kind = type(tensors[wrong]).__name__
+            raise DatasetError(f"inputs must be tensors, got {kind} ({wrong!r}); {self._remedy()}")
+        try:
+            return NamedInputs(tensors)
+        except DataError as error:
+            raise DatasetError(str(error)) from None
 
     def _converted(self, x: Tensor) -> Tensor:
         return x if self.dtype is None or not x.is_floating_point() else x.to(self.dtype)
@@ -366,11 +404,11 @@ def _plain(value: Any) -> Any:
     return value.item() if hasattr(value, "item") else value
 
 
-def _no_labels(x: Tensor) -> Tensor:
+def _no_labels(x: Inputs) -> Tensor:
     return torch.zeros(len(x), dtype=torch.int64, device=x.device)
 
 
-def _tensors(dataset: Any, *, labelled: bool) -> tuple[Tensor, ...] | None:
+def _tensors(dataset: Any, *, labelled: bool) -> tuple[Any, ...] | None:
     """Return the tensors of a data set that consists of tensors only: indexing them per batch is much faster."""
     # A subclass may define other items.
     whole = type(dataset) is TensorDataset or getattr(type(dataset), "items_are_rows_of_tensors", False)

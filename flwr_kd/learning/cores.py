@@ -14,8 +14,9 @@ from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from flwr_kd.inputs import Inputs
 from flwr_kd.learning.device import one_thread
 
 __all__ = ["Copies", "Cores", "available_cores", "draws_at_random"]
@@ -219,7 +220,7 @@ class Copies:
 
 
 @torch.no_grad()
-def draws_at_random(model: nn.Module, x: Tensor) -> bool:
+def draws_at_random(model: nn.Module, x: Inputs) -> bool:
     """Return whether a pass in eval mode draws from PyTorch's global generator, whose state does not change.
 
     Threads would draw in an order that is not fixed, so that such models must run in one. The model is left in eval

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.conv import _ConvNd
 
+from flwr_kd.inputs import Inputs
 from flwr_kd.learning.cores import Copies, Cores, draws_at_random
 from flwr_kd.seeding import may_draw_from_global_rng
 
@@ -26,7 +27,7 @@ written and added. With less work than this they would make a step on one core s
 """
 
 
-def is_divisible(model: nn.Module, x: Tensor, *, training: bool, batchnorm: bool | None = None) -> bool:
+def is_divisible(model: nn.Module, x: Inputs, *, training: bool, batchnorm: bool | None = None) -> bool:
     """Return whether the gradient of a mean loss is that of the batch's parts, and is worth the division.
 
     It is not where a sample's outputs depend on the rest of the batch, or on a random generator: BatchNorm and
@@ -37,8 +38,9 @@ def is_divisible(model: nn.Module, x: Tensor, *, training: bool, batchnorm: bool
     ----------
     model : nn.Module
         It does not change.
-    x : Tensor
-        A sample's input, ``[1, ...]``. A model on another device than the CPU is not divided.
+    x : Tensor or NamedInputs
+        A sample's input, ``[1, ...]``. A model on another device than the CPU is not divided, and neither is one
+        that takes several inputs.
     training : bool
         Whether the model is trained in training mode.
     batchnorm : bool, optional
@@ -53,7 +55,9 @@ def is_divisible(model: nn.Module, x: Tensor, *, training: bool, batchnorm: bool
     >>> is_divisible(normed, image, training=True), is_divisible(normed, image, training=False)
     (False, True)
     """
-    if x.device.type != "cpu" or not any(isinstance(module, _ConvNd) for module in model.modules()):
+    if not isinstance(x, Tensor) or x.device.type != "cpu":
+        return False
+    if not any(isinstance(module, _ConvNd) for module in model.modules()):
         return False
     norms = [module for module in model.modules() if isinstance(module, _NormBase)]
     if any(norm.running_mean is None for norm in norms):

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from flwr_kd.config import MethodConfig, StepDecayConfig
+from flwr_kd.inputs import Inputs, is_finite
 from flwr_kd.text import first_line
 
 __all__ = ["BatchNorms", "batchnorm_frozen", "falling_rate", "fit", "make_optimizer"]
@@ -22,7 +23,7 @@ _FUSED = ("cpu", "cuda", "mps")
 def fit(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    epoch: Callable[[], Iterable[tuple[Tensor, ...]]],
+    epoch: Callable[[], Iterable[tuple[Any, ...]]],
     loss: Callable[..., Tensor],
     *,
     epochs: int,
@@ -39,8 +40,8 @@ def fit(
     optimizer : Optimizer
         Over the model's parameters.
     epoch : callable
-        Returns the batches of one epoch, tuples of tensors on the model's device. The first axis of the first
-        tensor is that of the samples.
+        Returns the batches of one epoch, tuples of inputs and tensors on the model's device. The first is as long
+        as there are samples.
     loss : callable
         Maps a batch's tensors to a scalar, the mean over its samples.
     epochs : int
@@ -88,7 +89,7 @@ def fit(
 
 
 def _mean_loss(
-    amounts: list[Tensor], sizes: list[int], epoch: Callable[[], Iterable[tuple[Tensor, ...]]]
+    amounts: list[Tensor], sizes: list[int], epoch: Callable[[], Iterable[tuple[Any, ...]]]
 ) -> float:
     """Return the mean per sample of the losses of an epoch's batches; refuse one that is not finite."""
     losses: list[float] = torch.stack(amounts).tolist() if amounts else []
@@ -98,12 +99,12 @@ def _mean_loss(
     return sum(amount * size for amount, size in zip(losses, sizes, strict=True)) / max(sum(sizes), 1)
 
 
-def _value(loss: Callable[..., Tensor], batch: tuple[Tensor, ...]) -> Tensor:
+def _value(loss: Callable[..., Tensor], batch: tuple[Any, ...]) -> Tensor:
     try:
         return loss(*batch)
     except RuntimeError as error:
         # torch says no more than that two dtypes differ.
-        if batch[0].is_floating_point() or "type" not in str(error):
+        if not isinstance(batch[0], Tensor) or batch[0].is_floating_point() or "type" not in str(error):
             raise
         raise TypeError(
             f"the model cannot compute with inputs of {batch[0].dtype} ({first_line(error)}): convert them in the "
@@ -111,8 +112,8 @@ def _value(loss: Callable[..., Tensor], batch: tuple[Tensor, ...]) -> Tensor:
         ) from error
 
 
-def _why_not_finite(loss: float, batches: Iterable[tuple[Tensor, ...]]) -> str:
-    if not all(bool(torch.isfinite(inputs).all()) for inputs, *_ in batches):
+def _why_not_finite(loss: float, batches: Iterable[tuple[Any, ...]]) -> str:
+    if not all(is_finite(inputs) for inputs, *_ in batches):
         return f"the training loss is {loss}, because inputs are not finite: remove or fill in missing values"
     return f"the training loss is {loss}: try a smaller learning-rate"
 
@@ -189,7 +190,7 @@ class BatchNorms:
                 layer.train(not training)
 
     @torch.no_grad()
-    def estimate(self, batches: Iterable[Tensor], forward: Callable[[Tensor], object]) -> None:
+    def estimate(self, batches: Iterable[Inputs], forward: Callable[[Any], object]) -> None:
         """Replace the running statistics by those of the batches, with the weights as they are.
 
         The mean over batches weights them by their sizes. Means and variances of a layer are those of its inputs
@@ -197,7 +198,7 @@ class BatchNorms:
 
         Parameters
         ----------
-        batches : iterable of Tensor
+        batches : iterable of Tensor or NamedInputs
             ``[B, ...]`` each. Those of a single sample, which have no variance, are left out; without any other
             the statistics do not change.
         forward : callable

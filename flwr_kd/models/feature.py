@@ -8,6 +8,7 @@ from typing import cast
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from flwr_kd.inputs import Inputs, call
 from flwr_kd.models.checks import check_matrix, check_size, type_name
 from flwr_kd.models.given import plain_model
 from flwr_kd.models.head import HeadTap, final_linear
@@ -60,6 +61,7 @@ class FeatureModel(nn.Module):
 
     feature_dim: int
     num_classes: int
+    takes_named_inputs = True
     # Below 1 within slimmed(), where there are fewer features.
     _width: float = 1.0
 
@@ -93,7 +95,7 @@ class FeatureModel(nn.Module):
         self.extractor = extractor
         self.head = head
 
-    def features(self, x: Tensor) -> Tensor:
+    def features(self, x: Inputs) -> Tensor:
         """Return the features of a batch.
 
         Parameters
@@ -111,7 +113,7 @@ class FeatureModel(nn.Module):
         ValueError
             If the extractor returns another shape.
         """
-        h = self.extractor(x)
+        h = call(self.extractor, x)
         check_matrix("extractor", "features", h, self.feature_dim if self._width == 1.0 else None)
         return cast(Tensor, h)
 
@@ -121,7 +123,7 @@ class FeatureModel(nn.Module):
         check_matrix("head", "logits", logits, self.num_classes)
         return cast(Tensor, logits)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Inputs) -> Tensor:
         """Return logits ``[B, C]`` of a batch ``[B, ...]``."""
         return self.classify(self.features(x))
 
@@ -158,6 +160,7 @@ class SplitModel(nn.Module):
     """
 
     num_classes: int
+    takes_named_inputs = True
     # Below 1 within slimmed(), where there are fewer features.
     _width: float = 1.0
 
@@ -174,9 +177,9 @@ class SplitModel(nn.Module):
         self.extractor = extractor
         self.predictor = predictor
 
-    def features(self, x: Tensor) -> Tensor:
+    def features(self, x: Inputs) -> Tensor:
         """Return features ``[B, ...]`` of a batch; raise ValueError if they do not have `feature_shape`."""
-        h = cast(Tensor, self.extractor(x))
+        h = cast(Tensor, call(self.extractor, x))
         given = self.feature_shape if self._width == 1.0 else None
         if given is not None and tuple(h.shape[1:]) != given:
             raise ValueError(
@@ -191,7 +194,7 @@ class SplitModel(nn.Module):
         check_matrix("predictor", "logits", logits, self.num_classes)
         return cast(Tensor, logits)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Inputs) -> Tensor:
         """Return logits ``[B, C]`` of a batch ``[B, ...]``."""
         return self.classify(self.features(x))
 

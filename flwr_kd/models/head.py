@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils.hooks import RemovableHandle
 
+from flwr_kd.inputs import Inputs, call, logits_of
 from flwr_kd.models.checks import check_matrix, type_name
 
 __all__ = ["HeadTap", "final_linear"]
@@ -38,6 +39,7 @@ class HeadTap(nn.Module):
     registered as a child adds a prefix to every name.
     """
 
+    takes_named_inputs = True
     _original: nn.Module
     _head_name: str
 
@@ -74,7 +76,7 @@ class HeadTap(nn.Module):
             )
         return head
 
-    def features(self, x: Tensor) -> Tensor:
+    def features(self, x: Inputs) -> Tensor:
         """Return the inputs ``[B, D]`` of the final ``Linear`` for the batch `x`.
 
         Raises
@@ -91,7 +93,7 @@ class HeadTap(nn.Module):
 
         handle: RemovableHandle = head.register_forward_hook(record, with_kwargs=True)
         try:
-            logits = self._original(x)
+            logits = logits_of(call(self._original, x))
         finally:
             handle.remove()
         for h, output, version in reversed(calls):
@@ -108,8 +110,11 @@ class HeadTap(nn.Module):
         return cast(Tensor, self.tapped_linear()(h))
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Return the output of the original, bit for bit."""
-        return cast(Tensor, self._original(*args, **kwargs))
+        """Return the output of the original, bit for bit; of an output with ``logits``, these."""
+        output = (
+            self._original(*args, **kwargs) if kwargs or len(args) != 1 else call(self._original, args[0])
+        )
+        return cast(Tensor, logits_of(output))
 
     def train(self, mode: bool = True) -> HeadTap:
         """Set training mode through the original's own ``train``, which may keep layers frozen."""
@@ -169,6 +174,8 @@ def final_linear(model: nn.Module) -> str:
         output = _trace(model)
     except Exception:  # A user's forward may raise anything on symbolic input. features() checks the guess.
         return _last_registered_linear(model)
+    if not isinstance(output, fx.Proxy):
+        output = getattr(output, "logits", output)
     if not isinstance(output, fx.Proxy):
         raise ValueError(f"{type_name(model)} returns {type_name(output)}, not a tensor of logits. {_ADVICE}")
     node = output.node

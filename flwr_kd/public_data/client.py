@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from flwr_kd.client.client import KDClient
 from flwr_kd.client.task import Answer, Task, metrics_of
 from flwr_kd.distillation.samples import check_samples, digest_of, try_model
+from flwr_kd.inputs import Inputs, NamedDataset, NamedInputs
 from flwr_kd.learning.batches import Batches
 from flwr_kd.learning.fetched import Fetched
 from flwr_kd.learning.loop import fit, make_optimizer
@@ -21,12 +22,17 @@ from flwr_kd.learning.passes import pass_size
 from flwr_kd.learning.weights import check_finite_weights
 from flwr_kd.public_data.config import PublicConfigT, PublicKnowledgeConfig
 from flwr_kd.public_data.messages import (
+    Drawn,
+    DrawnTargets,
+    PublicNamedSamples,
+    PublicNamedSamplesTargets,
     PublicRows,
     PublicRowsTargets,
     PublicSamples,
     PublicSamplesTargets,
     SoftPredictions,
     pack_predictions,
+    unpack_named,
     unpack_predictions,
 )
 from flwr_kd.seeding import torch_generator
@@ -37,6 +43,7 @@ __all__ = ["PublicKnowledgeClient"]
 _STATE_KEY = "flwr-kd.public"
 RowsT = TypeVar("RowsT", bound=PublicRows | PublicRowsTargets)
 SamplesT = TypeVar("SamplesT", bound=PublicSamples | PublicSamplesTargets)
+NamedT = TypeVar("NamedT", bound=PublicNamedSamples | PublicNamedSamplesTargets)
 
 
 class PublicKnowledgeClient(KDClient[PublicConfigT], Generic[PublicConfigT]):
@@ -49,8 +56,8 @@ class PublicKnowledgeClient(KDClient[PublicConfigT], Generic[PublicConfigT]):
     public_set : Dataset or DataLoader, optional
         The public data, map-style, the same in the same order at every client; labels are ignored. Not needed with
         ``public-at=server``.
-    public_input_key : str, optional
-        Key of the inputs in dict items, where it cannot be guessed; ``input_key`` if None.
+    public_input_key : str or sequence of str, optional
+        Key of the inputs in dict items, where it cannot be guessed, or several; ``input_key`` if None.
 
     Raises
     ------
@@ -65,7 +72,7 @@ class PublicKnowledgeClient(KDClient[PublicConfigT], Generic[PublicConfigT]):
         self,
         *args: Any,
         public_set: Dataset[Any] | DataLoader[Any] | None = None,
-        public_input_key: str | None = None,
+        public_input_key: str | Sequence[str] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
@@ -93,7 +100,7 @@ class PublicKnowledgeClient(KDClient[PublicConfigT], Generic[PublicConfigT]):
         ConfigError
             If the model does not take them; before any training.
         """
-        samples, rows = self._drawn(self._read(task, PublicRows, PublicSamples))
+        samples, rows = self._drawn(self._read(task, PublicRows, PublicSamples, PublicNamedSamples))
         try_model(self.model, samples, self.device, what="public data", called="model")
         if not self.load_own():
             self.prepare(task)
@@ -115,7 +122,7 @@ class PublicKnowledgeClient(KDClient[PublicConfigT], Generic[PublicConfigT]):
         FloatingPointError
             If the loss or the weights are no longer finite. The model stays what it was before the phase.
         """
-        message = self._read(task, PublicRowsTargets, PublicSamplesTargets)
+        message = self._read(task, PublicRowsTargets, PublicSamplesTargets, PublicNamedSamplesTargets)
         samples, rows = self._drawn(message)
         self.load_trained()
         self.distil(task, samples, rows, unpack_predictions(message.targets))
@@ -160,14 +167,14 @@ class PublicKnowledgeClient(KDClient[PublicConfigT], Generic[PublicConfigT]):
         optimizer = make_optimizer(self.model, config, rate)
         order, targets = task.generator("public-order"), targets.to(self.device)
 
-        def epoch() -> Iterator[tuple[Tensor, ...]]:
+        def epoch() -> Iterator[tuple[Any, ...]]:
             here = rows
             for x, _, chunk in samples.indexed(config.public_batch_size, order, rows):
                 # Beside the samples; in the first step alone this is a copy.
                 here = here.to(chunk.device)
                 yield self.to_device(x), targets[self.to_device(torch.searchsorted(here, chunk))]
 
-        def loss(x: Tensor, target: Tensor) -> Tensor:
+        def loss(x: Inputs, target: Tensor) -> Tensor:
             mean = kl_divergence(target, self.model(x), config.temperature)
             return config.distill_weight * mean * (len(x) if config.reduction == "sum" else 1)
 
@@ -192,30 +199,40 @@ class PublicKnowledgeClient(KDClient[PublicConfigT], Generic[PublicConfigT]):
         return Batches(source, num_classes=self.num_classes, input_key=key, labelled=False, dtype=self.dtype)
 
     def _read(
-        self, task: Task[PublicConfigT], by_rows: type[RowsT], by_samples: type[SamplesT]
-    ) -> RowsT | SamplesT:
+        self,
+        task: Task[PublicConfigT],
+        by_rows: type[RowsT],
+        by_samples: type[SamplesT],
+        by_named: type[NamedT],
+    ) -> RowsT | SamplesT | NamedT:
         """Return the server's message, with samples if they are at the server; PayloadError without one."""
-        message: RowsT | SamplesT | None
-        if task.config.public_at == "server":
-            message = task.read(by_samples, C=self.num_classes)
-        else:
+        message: RowsT | SamplesT | NamedT | None
+        if task.config.public_at != "server":
             message = task.read(by_rows, C=self.num_classes)
+        elif isinstance(self.train_batches.example(), NamedInputs):
+            message = task.read(by_named, C=self.num_classes)
+        else:
+            message = task.read(by_samples, C=self.num_classes)
         if message is None:
             raise PayloadError(f"the message of phase {task.phase!r} has no payload")
         return message
 
-    def _drawn(
-        self, message: PublicRows | PublicRowsTargets | PublicSamples | PublicSamplesTargets
-    ) -> tuple[Batches, Tensor]:
+    def _drawn(self, message: Drawn | DrawnTargets) -> tuple[Batches, Tensor]:
         """Return the public data, and the rows of the samples that the server has drawn from it.
 
         Raises
         ------
         PayloadError
-            If the client has no public data, or another set than the server's.
+            If the client has no public data, another set than the server's, or a model with other inputs.
         """
         if isinstance(message, PublicSamples | PublicSamplesTargets):
             samples = self._unlabelled(TensorDataset(torch.from_numpy(message.samples.copy())))
+            return samples, torch.arange(len(samples))
+        if isinstance(message, PublicNamedSamples | PublicNamedSamplesTargets):
+            like = self.train_batches.example()
+            assert isinstance(like, NamedInputs)
+            named = unpack_named(message, like)
+            samples = self._unlabelled(NamedDataset({name: named[name] for name in named.keys()}))  # noqa: SIM118
             return samples, torch.arange(len(samples))
         if self.public_batches is None:
             raise PayloadError("the server names public samples, but this client has no public_set")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Generic
 
 import numpy as np
@@ -13,14 +13,17 @@ from torch.utils.data import DataLoader, Dataset
 
 from flwr_kd.checks import ConfigError
 from flwr_kd.distillation.samples import check_samples, digest_of
-from flwr_kd.learning.batches import Batches
+from flwr_kd.inputs import joined
+from flwr_kd.learning.batches import Batches, DatasetError
 from flwr_kd.public_data.config import PublicConfigT, PublicKnowledgeConfig
 from flwr_kd.public_data.messages import (
     SMALLER,
+    Drawn,
     PublicRows,
     PublicSamples,
     SoftPredictions,
     count_of,
+    pack_named,
     pack_predictions,
     unpack_predictions,
     with_targets,
@@ -28,6 +31,7 @@ from flwr_kd.public_data.messages import (
 from flwr_kd.seeding import numpy_generator
 from flwr_kd.server.records import Node, Outgoing, Reply
 from flwr_kd.server.strategy import KDStrategy
+from flwr_kd.text import first_line
 from flwr_kd.transport.payload import Payload, PayloadError
 
 __all__ = ["PublicKnowledgeStrategy"]
@@ -45,8 +49,8 @@ class PublicKnowledgeStrategy(KDStrategy[PublicConfigT, SoftPredictions], Generi
     public_set : Dataset or DataLoader, optional
         The public data, map-style; labels are ignored. Needed with ``public-at=server``. Otherwise the clients have
         it, and must have this set; if it is not given here, the set that most of them have.
-    input_key : str, optional
-        Key of the inputs in dict items, where it cannot be guessed.
+    input_key : str or sequence of str, optional
+        Key of the inputs in dict items, where it cannot be guessed; several for a model that takes several.
     **options
         See :class:`flwr_kd.KDStrategy`.
 
@@ -68,7 +72,7 @@ class PublicKnowledgeStrategy(KDStrategy[PublicConfigT, SoftPredictions], Generi
         config: PublicConfigT | None = None,
         *,
         public_set: Dataset[Any] | DataLoader[Any] | None = None,
-        input_key: str | None = None,
+        input_key: str | Sequence[str] | None = None,
         **options: Any,
     ) -> None:
         super().__init__(config, **options)
@@ -82,9 +86,8 @@ class PublicKnowledgeStrategy(KDStrategy[PublicConfigT, SoftPredictions], Generi
             raise ConfigError("public-at=server needs public_set, got none")
         self._sample_bytes = 8
         if self._samples is not None and self.config.public_at == "server":
-            first = self._samples.example()
-            self._sample_bytes = first.numel() * first.element_size()
-        self._drawn: PublicRows | PublicSamples = PublicRows(np.empty(0, dtype=np.int64))
+            self._sample_bytes = self._samples.example().nbytes
+        self._drawn: Drawn = PublicRows(np.empty(0, dtype=np.int64))
         self._targets: dict[int, Tensor] = {}
 
     # ------------------------------------------------------------------ hooks for a method's author
@@ -191,11 +194,18 @@ class PublicKnowledgeStrategy(KDStrategy[PublicConfigT, SoftPredictions], Generi
     def _number_drawn(self, node: Node) -> int:
         return min(self.config.public_samples, self._public_set(node)[1])
 
-    def _draw_samples(self, server_round: int, node: Node) -> PublicRows | PublicSamples:
+    def _draw_samples(self, server_round: int, node: Node) -> Drawn:
         digest, count = self._public_set(node)
         rng = numpy_generator(self.seed, "public", server_round)
         rows = np.sort(rng.choice(count, size=self._number_drawn(node), replace=False)).astype(np.int64)
         if self._samples is None or self.config.public_at == "clients":
             return PublicRows(rows, digest)
-        chosen = self._samples.ordered(256, torch.from_numpy(rows))
-        return PublicSamples(torch.cat([x for x, _ in chosen]).numpy())
+        chosen = [x for x, _ in self._samples.ordered(256, torch.from_numpy(rows))]
+        try:
+            samples = joined(chosen)
+        except RuntimeError as error:
+            raise DatasetError(
+                f"public_set: samples that are sent must have one shape ({first_line(error)}): pad all of them to "
+                "the same length"
+            ) from None
+        return PublicSamples(samples.numpy()) if isinstance(samples, Tensor) else pack_named(samples)

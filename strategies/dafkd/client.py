@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from flwr_kd.checks import ConfigError
 from flwr_kd.client.client import KDClient, Objective
 from flwr_kd.client.task import Answer, Task
+from flwr_kd.inputs import one_tensor
 from flwr_kd.learning.loop import BatchNorms, batchnorm_frozen, make_optimizer
 from flwr_kd.learning.weights import get_weights, load_weights, size_of
 from flwr_kd.models import ConditionalGenerator, build_generator, count_parameters
@@ -58,7 +59,7 @@ class DaFKDClient(KDClient[DaFKDConfigT], Generic[DaFKDConfigT]):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        example = self.train_batches.example()
+        example = one_tensor(self.train_batches.example(), "dafkd")
         if not example.is_floating_point():
             raise ConfigError(
                 f"dafkd generates inputs of floating point, got data of {example.dtype}: convert them in the data "

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from flwr_kd.client.client import KDClient, Objective
 from flwr_kd.client.task import Task
+from flwr_kd.inputs import one_tensor
 from flwr_kd.learning.loop import make_optimizer
 
 from .block import find_block
@@ -34,7 +35,7 @@ class FedAlignClient(KDClient[FedAlignConfig]):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        x = self.train_batches.example().to(self.device)
+        x = one_tensor(self.train_batches.example(), "fedalign").to(self.device)
         # An even number of samples, which a view of fewer channels might turn into fewer samples.
         self.block = find_block(self.model, x.repeat(4, *[1] * (x.dim() - 1)))
 

@@ -135,7 +135,7 @@ class PFedDF(KDStrategy[PFedDFConfig]):
         models: Sequence[nn.Module | tuple[nn.Module, nn.Module]],
         public_set: Dataset[Any] | DataLoader[Any],
         device: str | torch.device = "auto",
-        input_key: str | None = None,
+        input_key: str | Sequence[str] | None = None,
         **options: Any,
     ) -> None:
         super().__init__(config, **options)

@@ -11,6 +11,7 @@ from flwr_kd.checks import ConfigError
 from flwr_kd.client.client import KDClient, Objective
 from flwr_kd.client.task import Task
 from flwr_kd.data import random_affine
+from flwr_kd.inputs import one_tensor
 from flwr_kd.learning.loop import BatchNorms
 from flwr_kd.models import make_slimmable, slimmed
 from flwr_kd.models.views import ADVICE
@@ -60,7 +61,7 @@ class FedHybClient(KDClient[FedHybConfig]):
     @torch.no_grad()
     def _try_narrow(self) -> None:
         """Refuse a model whose code does not run with fewer channels, or mixes samples then."""
-        x = self.train_batches.example().to(self.device)
+        x = one_tensor(self.train_batches.example(), "fedhyb").to(self.device)
         # An even number of samples, which a view of fewer channels might turn into fewer samples.
         x = x.repeat(4, *[1] * (x.dim() - 1))
         expected = [len(x), self.num_classes]

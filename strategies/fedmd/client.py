@@ -67,7 +67,7 @@ class FedMDClient(SharedModelClient[FedMDConfig], PublicKnowledgeClient[FedMDCon
             objective, trained = _over(self.model, head), nn.ModuleList([self.model, head])
         order = task.generator("warm-up")
 
-        def epoch() -> Iterator[tuple[Tensor, ...]]:
+        def epoch() -> Iterator[tuple[Any, ...]]:
             for x, y in batches.shuffled(config.batch_size, order):
                 yield self.to_device(x), self.to_device(y)
 

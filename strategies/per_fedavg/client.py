@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from flwr_kd.client.adaptation import head_of
 from flwr_kd.client.client import KDClient, Objective
 from flwr_kd.client.stream import endless_batches, prepared
 from flwr_kd.client.task import Answer, Task
+from flwr_kd.inputs import Inputs
 from flwr_kd.learning.loop import BatchNorms, fit
 from flwr_kd.models import count_parameters
 from flwr_kd.seeding import derive_seed, forked_global_rng
@@ -59,7 +61,7 @@ class PerFedAvgClient(KDClient[PerFedAvgConfig]):
         delta = config.delta if config.meta_gradient == HESSIAN_FREE else None
         steps = itertools.count()
 
-        def loss(*tensors: Tensor) -> Tensor:
+        def loss(*tensors: Any) -> Tensor:
             batches = list(zip(tensors[::2], tensors[1::2], strict=True))
             start = [p.detach().clone() for p in parameters]
             values: list[Tensor] = []
@@ -100,13 +102,13 @@ class PerFedAvgClient(KDClient[PerFedAvgConfig]):
 
     def _gradient(
         self, task: Task[PerFedAvgConfig]
-    ) -> Callable[[Sequence[Tensor], Tensor, Tensor], tuple[Tensor, list[Tensor]]]:
+    ) -> Callable[[Sequence[Tensor], Inputs, Tensor], tuple[Tensor, list[Tensor]]]:
         """Return a function of parameters and a batch to the loss and its gradient, weight decay included."""
         decay = task.config.weight_decay
         # Entered anew for each pass: autocast keeps copies of weights, which change between two of them.
         value_of = self.in_precision(lambda x, y: F.cross_entropy(self.model(x), y))
 
-        def gradient(parameters: Sequence[Tensor], x: Tensor, y: Tensor) -> tuple[Tensor, list[Tensor]]:
+        def gradient(parameters: Sequence[Tensor], x: Inputs, y: Tensor) -> tuple[Tensor, list[Tensor]]:
             value = value_of(x, y)
             slopes = torch.autograd.grad(value, parameters, allow_unused=True)
             return value.detach(), [
@@ -116,13 +118,13 @@ class PerFedAvgClient(KDClient[PerFedAvgConfig]):
 
         return gradient
 
-    def _draws(self, task: Task[PerFedAvgConfig]) -> Iterator[tuple[Tensor, ...]]:
+    def _draws(self, task: Task[PerFedAvgConfig]) -> Iterator[tuple[Any, ...]]:
         """Yield the batches of each step: B1, B2 and, hessian-free, B3."""
         config, count = task.config, len(self.train_batches)
         each, steps = 3 if config.meta_gradient == HESSIAN_FREE else 2, config.steps(count)
         if self.train_batches.free_sampler is not None:
             # Its sampler decides what is trained on.
-            stream: Iterator[tuple[Tensor, Tensor]]
+            stream: Iterator[tuple[Inputs, Tensor]]
             stream = itertools.islice(endless_batches(self, task), each * steps)
         elif count:
             # B1 and B2 are the same with and without a B3.

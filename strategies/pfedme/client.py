@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import islice
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -59,7 +60,7 @@ class PFedMeClient(KDClient[PFedMeConfig]):
         own = [p.detach().clone() for p in personal]
         optimizer = make_optimizer(self.model, config, config.personal_learning_rate * decay)
 
-        def epoch() -> Iterator[tuple[Tensor, ...]]:
+        def epoch() -> Iterator[tuple[Any, ...]]:
             for batch in islice(endless_batches(self, task), config.steps(len(self.train_batches))):
                 for _ in range(config.inner_steps):
                     yield batch
