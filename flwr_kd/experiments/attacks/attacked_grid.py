@@ -13,6 +13,8 @@ from flwr.serverapp import Grid
 
 from flwr_kd.experiments.attacks.attack import Attack, Crowd
 from flwr_kd.experiments.attacks.malicious_client import ATTACKER, generator
+from flwr_kd.experiments.errors import SimulationError
+from flwr_kd.text import first_line
 from flwr_kd.transport import flower_records
 from flwr_kd.transport.delivery import BoundedGrid
 from flwr_kd.transport.npy import as_record_array, read_array
@@ -57,6 +59,7 @@ class AttackedGrid(Grid):
     def __init__(self, grid: Grid, attack: Attack) -> None:
         self._grid, self._attack = grid, attack
         self._phases: dict[str, _Phase] = {}
+        self._failure: Exception | None = None
 
     def set_run(self, *args: Any, **options: Any) -> None:
         """Pass it on."""
@@ -81,7 +84,15 @@ class AttackedGrid(Grid):
         return self._grid.get_node_ids()
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Send messages; those to train are a phase."""
+        """Send messages; those to train are a phase.
+
+        Raises
+        ------
+        SimulationError
+            If the attack failed in the phase before: the server takes what it raised for a reply that is broken.
+        """
+        if self._failure is not None:
+            raise SimulationError(f"the attack failed: {first_line(self._failure)}") from self._failure
         messages = list(messages)
         ids = list(self._grid.push_messages(messages))
         asked = {
@@ -119,7 +130,11 @@ class AttackedGrid(Grid):
                 self._fetch(phase, other, quiet=True)
             if phase.open:
                 return []
-            self._corrupt(phase)
+            try:
+                self._corrupt(phase)
+            except Exception as error:
+                self._failure = error
+                raise
         answer = phase.answers.get(message_id)
         return [] if answer is None else [answer]
 

@@ -255,12 +255,16 @@ def _honest_mean(
             continue
         rows = _decoded(other[name])
         if "classes" in arrays:
-            mine, _, theirs = np.intersect1d(arrays["classes"], other["classes"], return_indices=True)
-            places = np.searchsorted(arrays["classes"], mine)
+            _, places, theirs = np.intersect1d(_classes(arrays), _classes(other), return_indices=True)
             total[places], known[places] = total[places] + rows[theirs], known[places] + 1
         elif rows.shape == own.shape:
             total, known = total + rows, known + 1
     return np.where(known[:, None] > 0, total / np.maximum(known, 1)[:, None], own)
+
+
+def _classes(arrays: Mapping[str, NDArray]) -> npt.NDArray[np.int64]:
+    """Return the class of each row, which travels as a bit for each class."""
+    return np.flatnonzero(np.unpackbits(arrays["classes"], bitorder="little"))
 
 
 def _decoded(array: NDArray) -> npt.NDArray[np.float64]:

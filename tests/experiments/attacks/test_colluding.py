@@ -27,6 +27,7 @@ from flwr_kd.experiments.attacks import (
 )
 from flwr_kd.experiments.attacks.malicious_client import ATTACKER
 from flwr_kd.experiments.attacks.models import largest_unseen
+from flwr_kd.experiments.errors import SimulationError
 from flwr_kd.experiments.experiment import Experiment
 from flwr_kd.public_data.messages import SoftPredictions
 from flwr_kd.strategies.fedavg import FedAvgClient
@@ -148,12 +149,13 @@ def test_rows_of_classes_are_matched_by_class() -> None:
         ones = np.ones((len(classes), 2), np.float32)
         return HyperKnowledge(np.array(classes), ones, np.float32(rows), np.ones(len(classes), np.int64))
 
-    own = knowledge([0, 2], [[0.8, 0.1, 0.1], [0.2, 0.2, 0.6]])
-    other = knowledge([1, 2], [[0.0, 1.0, 0.0], [0.1, 0.3, 0.6]])
-    sent = LossMaximizing().knowledge(own.to_bytes(), 9, crowd(1, [other.to_bytes()]))
-    told = HyperKnowledge.from_bytes(sent).predictions.tolist()
-    # Class 0 is the attacker's own row, class 2 the other's.
-    assert told == [[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]]
+    own = knowledge([0, 2], [[0.8, 0.15, 0.05], [0.1, 0.3, 0.6]])
+    other = knowledge([1, 2], [[0.0, 1.0, 0.0], [0.3, 0.1, 0.6]])
+    third = knowledge([2], [[0.5, 0.2, 0.3]])
+    crowds = crowd(1, [other.to_bytes(), third.to_bytes()])
+    told = HyperKnowledge.from_bytes(LossMaximizing().knowledge(own.to_bytes(), 9, crowds)).predictions
+    # Class 0 is the attacker's own row, class 2 the mean of two.
+    assert told.tolist() == [[0.0, 0.0, 1.0], [0.0, 1.0, 0.0]]
 
 
 def test_logits_of_a_clients_own_samples() -> None:
@@ -288,6 +290,22 @@ def test_what_cannot_be_read_concerns_its_client_only() -> None:
     assert flower_records.read_train_reply(told).arrays[0].tolist() == [9, 9, 9]
     with pytest.raises(PayloadError):
         flower_records.read_train_reply(next(iter(grid.pull_messages([broken]))))
+
+
+def test_an_attack_that_fails_ends_the_run() -> None:
+    class Broken(InnerProduct):
+        def models(self, *args: Any, **kwargs: Any) -> Any:
+            raise ZeroDivisionError("no honest client")
+
+    shelf = Shelf()
+    grid = AttackedGrid(shelf, Broken())
+    question = train(1)
+    (asked,) = grid.push_messages([question])
+    shelf.ready[asked] = reply_to(question, np.float32([9, 9, 9]), attacker=0)
+    with pytest.raises(ZeroDivisionError):
+        grid.pull_messages([asked])
+    with pytest.raises(SimulationError, match="the attack failed: no honest client"):
+        grid.push_messages([train(1)])
 
 
 def test_other_messages_pass() -> None:
