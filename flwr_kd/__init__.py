@@ -40,6 +40,10 @@ if TYPE_CHECKING:
     from flwr_kd.results.schema import Comparison as Comparison
     from flwr_kd.results.schema import RoundResult as RoundResult
     from flwr_kd.results.schema import RunResult as RunResult
+    from flwr_kd.server.callbacks import Callback as Callback
+    from flwr_kd.server.callbacks import Callbacks as Callbacks
+    from flwr_kd.server.callbacks import PhaseStats as PhaseStats
+    from flwr_kd.server.callbacks import RunInfo as RunInfo
     from flwr_kd.server.records import HandshakeError as HandshakeError
     from flwr_kd.server.records import KDResult as KDResult
     from flwr_kd.server.records import Node as Node
@@ -74,6 +78,7 @@ _HOMES = {
     "registry": ("Method",),
     "results.errors": ("ResultError", "ResultExistsError"),
     "results.schema": ("Comparison", "RoundResult", "RunResult"),
+    "server.callbacks": ("Callback", "Callbacks", "PhaseStats", "RunInfo"),
     "server.records": (
         "HandshakeError",
         "KDResult",

@@ -43,9 +43,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "results": SMALL,
     "plotting": SMALL | {"results", "models", "data"},
     "report": SMALL | {"results", "plotting"},
+    "tracking": SMALL | {"server"},
 }
 """By folder or module of ``flwr_kd``: what else of it may be imported. Who is not here may import all."""
-ABOVE = {"cli", "experiments", "plotting", "report", "results", "testing"}
+ABOVE = {"cli", "experiments", "plotting", "report", "results", "testing", "tracking"}
 """What no method may import."""
 
 

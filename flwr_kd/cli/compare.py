@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from flwr_kd.experiments.comparison import Entry, Plan
     from flwr_kd.experiments.resumption import Unfinished
+    from flwr_kd.server.callbacks import Callback
 
 __all__ = ["compare", "run_plan", "simulate"]
 
@@ -131,7 +132,9 @@ def _compare(job: _Job, options: RunOptions, *, resume: bool) -> None:
     from flwr_kd.plotting import curves, picture_file
     from flwr_kd.results.columns import check_columns
     from flwr_kd.results.table import fitting
+    from flwr_kd.tracking import chosen_logs, open_logs
 
+    choices = chosen_logs(options.log or ())
     columns = check_columns(options.columns.split(",")) if options.columns else []
     experiment = job.experiment
     plan = comparison.prepare(
@@ -156,7 +159,8 @@ def _compare(job: _Job, options: RunOptions, *, resume: bool) -> None:
         print(f"goes on after round {last}: {name} (seed {seed})")
     console = Console()
     with showing_log(verbose=options.verbose), _says_how_to_resume(plan.unfinished):
-        run_plan(plan, console, keep_arrays=not options.no_arrays)
+        logs = open_logs(choices, plan.unfinished.directory)
+        run_plan(plan, console, keep_arrays=not options.no_arrays, callbacks=logs)
         result, file = comparison.write(plan)
     picture = curves.plot(result, picture_file(file.parent, "curves"))
     console.print(*fitting(result, console.width, columns))
@@ -164,9 +168,11 @@ def _compare(job: _Job, options: RunOptions, *, resume: bool) -> None:
         print(f"privacy: {line}")
     print(f"result: {file.resolve()}")
     print(f"curves: {picture.resolve()}")
+    for each in logs:
+        print(f"log: {each.place}")
 
 
-def run_plan(plan: Plan, console: Console, *, keep_arrays: bool) -> None:
+def run_plan(plan: Plan, console: Console, *, keep_arrays: bool, callbacks: Sequence[Callback] = ()) -> None:
     """Run a comparison with a progress bar over the rounds of all its runs."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -188,7 +194,11 @@ def run_plan(plan: Plan, console: Console, *, keep_arrays: bool) -> None:
             progress.advance(bar, done)
 
         comparison.run(
-            plan, keep_arrays=keep_arrays, on_run=begin, on_round=lambda stats: progress.advance(bar)
+            plan,
+            keep_arrays=keep_arrays,
+            on_run=begin,
+            on_round=lambda stats: progress.advance(bar),
+            callbacks=callbacks,
         )
 
 

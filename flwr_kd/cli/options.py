@@ -55,6 +55,10 @@ class RunOptions:
         "columns of the table, separated by commas: local-accuracy, common-accuracy, global-on-clients, seconds, "
         "... or all",
     )
+    log: list[str] | None = option(
+        None,
+        "also write the runs to tensorboard[:DIR], mlflow[:URI] or wandb[:PROJECT]; repeatable",
+    )
     no_arrays: bool = option(False, "do not keep the last arrays, which `flwr-kd plot` needs")
     verbose: bool = option(False, "show Flower's log")
 

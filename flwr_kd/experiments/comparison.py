@@ -14,7 +14,7 @@ Examples
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from flwr_kd.experiments.resumption import Unfinished
 from flwr_kd.plotting import remove_pictures
 from flwr_kd.results import files, provenance
 from flwr_kd.results.schema import Comparison, RunResult
+from flwr_kd.server.callbacks import Callback
 from flwr_kd.server.records import RoundStats
 from flwr_kd.server.stated_privacy import stated_privacy
 from flwr_kd.text import unknown_name
@@ -153,6 +154,7 @@ def compare(
     resume: bool = False,
     force: bool = False,
     keep_arrays: bool = True,
+    callbacks: Iterable[Callback] = (),
 ) -> Comparison:
     """Run several methods on the same partitions from the same initial weights, and write the result.
 
@@ -160,6 +162,8 @@ def compare(
     ----------
     keep_arrays : bool
         Whether each run's last arrays are kept beside the result, for ``flwr-kd plot``.
+    callbacks : iterable of Callback
+        Told of each run's beginning, phases, rounds and end; see :class:`flwr_kd.Callback`.
     **others
         As :func:`prepare` takes them.
 
@@ -172,7 +176,7 @@ def compare(
         after them.
     """
     plan = prepare(names, options, seeds=seeds, folder=folder, settings=settings, resume=resume, force=force)
-    run(plan, keep_arrays=keep_arrays)
+    run(plan, keep_arrays=keep_arrays, callbacks=callbacks)
     return write(plan)[0]
 
 
@@ -243,6 +247,7 @@ def run(
     keep_arrays: bool = True,
     on_run: Callable[[Entry, Experiment, int], None] | None = None,
     on_round: Callable[[RoundStats], None] | None = None,
+    callbacks: Iterable[Callback] = (),
 ) -> None:
     """Run what is not finished; each finished run is on the disk before the next begins.
 
@@ -257,14 +262,16 @@ def run(
     on_run : callable, optional
         Called before each run with its entry, its experiment, and the number of its rounds that are done already.
     on_round : callable, optional
-        Called after every round.
+        Called after every round. Its error ends the run.
+    callbacks : iterable of Callback
+        Told of each run's beginning, phases, rounds and end. Finished runs are not run, and not told.
 
     Raises
     ------
     SimulationError
         If a server failed.
     """
-    unfinished = plan.unfinished
+    unfinished, callbacks = plan.unfinished, tuple(callbacks)
     for entry, experiment in plan.runs():
         finished = unfinished.find(entry.name, experiment.seed) is not None
         folder = unfinished.folder_of(entry.name, experiment.seed)
@@ -278,6 +285,8 @@ def run(
             entry.of(experiment),
             entry.config,
             on_round=on_round,
+            callbacks=callbacks,
+            name=entry.name,
             checkpoint_dir=folder.path,
             resume=folder.last_round > 0,
             keep=unfinished.arrays_of(entry.name, experiment.seed) if keep_arrays else None,

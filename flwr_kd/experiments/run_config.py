@@ -10,7 +10,7 @@ import json
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from logging import WARNING
+from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -34,16 +34,19 @@ from flwr_kd.experiments.run_settings import (
     fraction_train,
     knowledge_aggregation,
     measure,
+    text,
     whole,
 )
 from flwr_kd.experiments.runner import round_result
 from flwr_kd.results.files import check_free
 from flwr_kd.results.provenance import versions
 from flwr_kd.results.schema import Comparison, RunResult
+from flwr_kd.server.callbacks import Callbacks
 from flwr_kd.server.parameters import parameters_of
 from flwr_kd.server.records import KDResult, shared_histogram
 from flwr_kd.server.strategy import KDStrategy
 from flwr_kd.text import unknown_name
+from flwr_kd.tracking import chosen_logs, open_logs
 
 __all__ = [
     "ClientData",
@@ -247,6 +250,7 @@ def strategy_options(context: Context) -> dict[str, Any]:
     ``checkpoint-dir``         ``checkpoint_dir``; None if empty    empty
     ``resume``                 ``resume``                           false
     ``cores``                  ``cores``; all of them if 0          0
+    ``log``                    ``callbacks``; none if empty         empty
     =========================  ===================================  ================
 
     ``timeout`` is not among them; see :func:`phase_timeout`.
@@ -277,7 +281,23 @@ def strategy_options(context: Context) -> dict[str, Any]:
         "checkpoint_dir": folder,
         "resume": resume,
         "cores": cores(context),
+        "callbacks": _logs(context),
     }
+
+
+def _logs(context: Context) -> Callbacks:
+    """Return the callbacks of the trackers that ``log`` of the run config names, with the run's settings."""
+    named = text(context, "log")
+    choices = chosen_logs([named] if named else [])
+    for kind, target in choices:
+        if kind == "tensorboard" and target and not Path(target).is_absolute():
+            raise ConfigError(f"log: the folder of tensorboard must be an absolute path, got {target!r}")
+    home = Path.home() / "flwr-kd"
+    folder = absolute(context, "out") or home / "runs" / str(context.run_id)
+    logs = open_logs(choices, folder, home)
+    for each in logs:
+        log(INFO, "log: %s", each.place)
+    return Callbacks(logs, settings=experiment(context).shared() if logs else {})
 
 
 def _warn_of_unread(context: Context) -> None:

@@ -29,6 +29,7 @@ __all__ = [
 KEYS = (
     *("dataset", "data-dir", "partition", "imbalance", "limit", "test-limit", "model", "seed", "method"),
     *("public", "public-limit", "classes", "input-shape", "test-path", "out", "checkpoint-dir", "resume"),
+    "log",
     *(
         "num-server-rounds",
         "min-nodes",

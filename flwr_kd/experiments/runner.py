@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,6 +52,7 @@ from flwr_kd.results.measures import ACCURACIES
 from flwr_kd.results.schema import RoundResult, RunResult
 from flwr_kd.seeding import derive_seed
 from flwr_kd.server.averaged_model import averages_models
+from flwr_kd.server.callbacks import Callback, Callbacks
 from flwr_kd.server.checkpoint import Checkpoint
 from flwr_kd.server.parameters import parameters_of
 from flwr_kd.server.records import KDResult, RoundStats
@@ -90,6 +91,8 @@ def run(
     config: MethodConfig | None = None,
     *,
     on_round: Callable[[RoundStats], None] | None = None,
+    callbacks: Iterable[Callback] = (),
+    name: str = "",
     checkpoint_dir: Path | None = None,
     resume: bool = False,
     keep: Path | None = None,
@@ -105,7 +108,11 @@ def run(
     config : MethodConfig, optional
         The method's hyper-parameters; its defaults if None.
     on_round : callable, optional
-        Called after every round.
+        Called after every round. Its error ends the run.
+    callbacks : iterable of Callback
+        Told of the run's beginning, phases, rounds and end; see :class:`flwr_kd.Callback`.
+    name : str
+        What callbacks are told to call the run; the method's name if empty.
     checkpoint_dir : path, optional
         A folder for what an interrupted run needs to go on: the last complete round, at most every few seconds, the
         numbers of all rounds, and the clients' personal models. Without ``resume`` an earlier run's are removed.
@@ -149,6 +156,7 @@ def run(
         aggregation=experiment.aggregation,
         knowledge_aggregation=experiment.knowledge_aggregation,
         on_round=_noting(folder, on_round),
+        callbacks=Callbacks(callbacks, name=name or method.name, settings=experiment.shared()),
         checkpoint_dir=checkpoint_dir,
         checkpoint_seconds=CHECKPOINT_SECONDS,
         resume=resume,

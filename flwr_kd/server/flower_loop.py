@@ -16,6 +16,7 @@ from flwr.serverapp.strategy import Strategy
 from flwr_kd.config import meant
 from flwr_kd.measured_rounds import MeasuredRounds
 from flwr_kd.server.averaged_model import averages_models
+from flwr_kd.server.callbacks import Callbacks
 from flwr_kd.server.measurements import summarise
 from flwr_kd.server.records import Node, RoundStats
 from flwr_kd.server.replies import TooFewReplies
@@ -40,8 +41,8 @@ _OLD_API = (
 class FlowerLoop(Strategy):
     """What Flower's own ``Strategy.start`` and its wrappers call, round by round.
 
-    There are no checkpoints then, no calls of ``on_round``, and no measurement after the last round, which Flower's
-    loop does not name.
+    There are no checkpoints then, no calls of ``on_round`` or of callbacks, and no measurement after the last
+    round, which Flower's loop does not name.
     """
 
     phases: tuple[str, ...]
@@ -53,6 +54,7 @@ class FlowerLoop(Strategy):
     fraction_evaluate: float
     checkpoint_dir: Path | None
     on_round: Any
+    callbacks: Callbacks
     min_available_nodes: int
     min_train_nodes: int
     stats: RoundStats
@@ -86,8 +88,10 @@ class FlowerLoop(Strategy):
             )
         run = self.current_run
         if server_round == 1 or not run.begun:
-            if self.checkpoint_dir is not None or self.on_round is not None:
-                log(WARNING, "checkpoint_dir, resume and on_round need this strategy's own start()")
+            if self.checkpoint_dir is not None or self.on_round is not None or self.callbacks:
+                log(
+                    WARNING, "checkpoint_dir, resume, on_round and callbacks need this strategy's own start()"
+                )
             # Flower's wrappers add keys of their own, which its mods read.
             own = {key: value for key, value in config.items() if meant(key, self.config.to_wire())}
             self.warn_of_unused({"train_config": own}, None, arrays)

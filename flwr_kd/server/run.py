@@ -15,6 +15,7 @@ from flwr.serverapp import Grid
 from flwr_kd.checks import ConfigError
 from flwr_kd.learning.allocator import keep_freed_memory
 from flwr_kd.server.averaged_model import difference_of_models, measured_model
+from flwr_kd.server.callbacks import RunInfo
 from flwr_kd.server.checkpoint import CHECKPOINT, Checkpoint, CheckpointWriter, partitions_of
 from flwr_kd.server.last_round import measure_global, measure_others
 from flwr_kd.server.measurements import mean_evaluation, summarise
@@ -130,14 +131,15 @@ class Run:
             strategy.config, strategy.phases, strategy.reply_arrays, strategy.num_rounds
         ):
             log(INFO, "privacy: %s", line)
-        try:
-            for server_round in range(first_round, strategy.num_rounds + 1):
-                self._execute_round(
-                    grid, server_round, result, train_config or {}, evaluate_config or {}, evaluate_fn
-                )
-        finally:
-            # Also after an error or an interrupt: the last complete round is what the run can be resumed from.
-            self.checkpoints.flush()
+        with strategy.callbacks.around(RunInfo.of(self, first_round, len(nodes)), result):
+            try:
+                for server_round in range(first_round, strategy.num_rounds + 1):
+                    self._execute_round(
+                        grid, server_round, result, train_config or {}, evaluate_config or {}, evaluate_fn
+                    )
+            finally:
+                # Also after an error or an interrupt: the last complete round is what the run can be resumed from.
+                self.checkpoints.flush()
         if not strategy.sends_weights:
             # They were never trained.
             result.arrays = ArrayRecord()
@@ -187,6 +189,7 @@ class Run:
         result.rounds.append(stats)
         if strategy.on_round is not None:
             strategy.on_round(stats)
+        strategy.callbacks.on_round(stats)
         if strategy.checkpoint_seconds and not stats.void:
             self.save_checkpoint(server_round, arrays)
 
@@ -203,14 +206,17 @@ class Run:
         for phase in strategy.phases:
             if strategy.stats.void and phase not in strategy.independent_phases:
                 continue
-            messages = self.phase_messages(phase, server_round, answered, arrays, extra)
-            try:
-                replies, new = self.aggregate(
-                    phase, server_round, receive(grid, messages, self.timeout), arrays
-                )
-            except TooFewReplies:
-                self.count_void()
-                continue
+            with strategy.callbacks.phase(phase, strategy.stats) as count:
+                messages = self.phase_messages(phase, server_round, answered, arrays, extra)
+                count.asked = len(messages)
+                try:
+                    replies, new = self.aggregate(
+                        phase, server_round, receive(grid, messages, self.timeout), arrays
+                    )
+                except TooFewReplies:
+                    self.count_void()
+                    continue
+                count.usable = len(replies)
             answered = [reply.node for reply in replies]
             used.extend(replies)
             arrays = arrays if new is None else new

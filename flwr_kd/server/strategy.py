@@ -22,6 +22,7 @@ from flwr_kd.config import ConfigT, MethodConfig
 from flwr_kd.learning.cores import available_cores
 from flwr_kd.measured_rounds import MeasuredRounds
 from flwr_kd.server.averaging import Averaging
+from flwr_kd.server.callbacks import Callback, Callbacks
 from flwr_kd.server.flower_loop import FlowerLoop
 from flwr_kd.server.flower_options import check_options, check_whole_numbers, take_renamed
 from flwr_kd.server.nodes import draw
@@ -93,7 +94,10 @@ class KDStrategy(Averaging, FlowerLoop, Generic[ConfigT, PayloadT]):
         Number of cores on which the server distils or predicts, in the methods that do so, at least 1; all that the
         process may use if None. The numbers do not depend on it.
     on_round : callable, optional
-        Called with the :class:`RoundStats` after every round.
+        Called with the :class:`RoundStats` after every round, before the callbacks. Its error ends the run.
+    callbacks : iterable of Callback
+        Told of the run's beginning, phases, rounds and end. Their errors are logged; see
+        :class:`~flwr_kd.server.callbacks.Callback`.
     **hyperparameters
         Instead of ``config``: its fields by name, for example ``FedHKD(gamma=0.1)``. Options of Flower's strategies
         that have another name here, such as ``fraction_fit``, are taken as well.
@@ -161,6 +165,7 @@ class KDStrategy(Averaging, FlowerLoop, Generic[ConfigT, PayloadT]):
         checkpoint_seconds: float = 0.0,
         cores: int | None = None,
         on_round: Callable[[RoundStats], None] | None = None,
+        callbacks: Iterable[Callback] = (),
         **hyperparameters: Any,
     ) -> None:
         renamed = take_renamed(hyperparameters, self.config_class.field_types())
@@ -205,6 +210,7 @@ class KDStrategy(Averaging, FlowerLoop, Generic[ConfigT, PayloadT]):
         self.max_void_rounds, self.given_max_examples = max_void_rounds, max_examples
         self.checkpoint_dir = None if checkpoint_dir is None else Path(checkpoint_dir)
         self.resume, self.on_round, self.checkpoint_seconds = resume, on_round, checkpoint_seconds
+        self.callbacks = callbacks if isinstance(callbacks, Callbacks) else Callbacks(callbacks)
         self.template = ArrayTemplate()
         self.stats, self.num_rounds = RoundStats(0), 0
         self.current_run = Run(self)
