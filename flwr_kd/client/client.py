@@ -167,7 +167,7 @@ class KDClient(NumPyClient, Generic[ConfigT]):
         self.context = context
         self.augment = augment
         seeded = noise_is_reproducible(context) if reproducible_noise is None else reproducible_noise
-        self.reproducible_noise, self.start = seeded, UpdateStart(self)
+        self.reproducible_noise, self.start = seeded, UpdateStart()
         self.state = PersonalState(context)
         self._trained_round, self._lost_state, self.has_own = 0, False, False
         self._common_asked = False
@@ -479,7 +479,7 @@ class KDClient(NumPyClient, Generic[ConfigT]):
         )
         self._trained_round, self._lost_state = int(config.get(flower_records.TRAINED, 0)), False
         self._seed = task.seed
-        self.start.before(task)
+        self.start.before(self, task)
         self._common_asked = bool(config.get(flower_records.MEASURE_COMMON, False))
         return task
 

@@ -102,10 +102,7 @@ def noisy(update: Doubles, std: float, generator: torch.Generator | None) -> Dou
 class UpdateStart:
     """Where the update of what a client sends begins; see the module's docstring.
 
-    Parameters
-    ----------
-    client : KDClient
-        As it was built.
+    It holds no reference to its client, whose model is lent to the next one when nobody refers to the client.
 
     Attributes
     ----------
@@ -113,38 +110,38 @@ class UpdateStart:
         Of the current phase, in the order of what is sent; empty without ``dp-clip``.
     """
 
-    def __init__(self, client: KDClient[Any]) -> None:
-        self._client = client
+    def __init__(self) -> None:
         self._as_built: dict[str, NDArray] | None = None
         self.arrays: list[NDArray] = []
 
-    def before(self, task: Task[Any]) -> None:
-        """Note where the update begins, before anything is loaded for a task."""
-        client, clip = self._client, task.config.dp_clip
+    def before(self, client: KDClient[Any], task: Task[Any]) -> None:
+        """Note where a client's update begins, before anything is loaded for a task."""
+        clip = task.config.dp_clip
         if self._as_built is None:
             # Only a client that has done nothing yet has the model as it was built.
             mine = client.named_arrays() if clip and not task.arrays else {}
             self._as_built = {name: array.copy() for name, array in mine.items()}
-        self.arrays = self._found(task, self._as_built) if clip else []
+        self.arrays = self._found(client, task, self._as_built) if clip else []
 
-    def _found(self, task: Task[Any], built: Mapping[str, NDArray]) -> list[NDArray]:
-        kind = self._client.update_from
-        if kind == LAST and (last := self._client.state.load(_STATE)) is not None:
+    @staticmethod
+    def _found(client: KDClient[Any], task: Task[Any], built: Mapping[str, NDArray]) -> list[NDArray]:
+        kind = client.update_from
+        if kind == LAST and (last := client.state.load(_STATE)) is not None:
             return [last[str(place)].numpy() for place in range(len(last))]
         # Several models that came together are not where a personal model begins.
-        if task.arrays and (kind == RECEIVED or len(task.arrays) == len(self._client.named_arrays())):
+        if task.arrays and (kind == RECEIVED or len(task.arrays) == len(client.named_arrays())):
             return list(task.arrays)
         return [built[name] for name in (task.names or built) if name in built]
 
-    def of(self, arrays: Sequence[NDArray]) -> list[NDArray]:
-        """Return where the update of arrays begins.
+    def of(self, client: KDClient[Any], arrays: Sequence[NDArray]) -> list[NDArray]:
+        """Return where the update of a client's arrays begins.
 
         Raises
         ------
         ConfigError
             If nothing of their shapes was received, sent or built.
         """
-        if self._client.update_from == ZERO:
+        if client.update_from == ZERO:
             return [np.zeros(array.shape, array.dtype) for array in arrays]
         # A leader's own model is the first of those that it received.
         starts = self.arrays[: len(arrays)]
@@ -169,7 +166,7 @@ def private_update(client: KDClient[Any], task: Task[Any], arrays: list[NDArray]
     clip = float(task.config.dp_clip)
     if not clip or not arrays:
         return arrays
-    starts, sent = client.start.of(arrays), list(arrays)
+    starts, sent = client.start.of(client, arrays), list(arrays)
     names = task.names or tuple(client.named_arrays())
     names = names if len(names) == len(arrays) else ("",) * len(arrays)
     covered = _covered(client, names, arrays)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import math
+import weakref
 from typing import Any
 
 import numpy as np
@@ -191,3 +192,10 @@ def test_what_is_stated_counts_epochs_of_all_rounds() -> None:
     both = registry.get("fedavg").config(["dp-sgd-clip=1", "dp-clip=1", "dp-noise=1"])
     lines = stated_privacy(both, ("train",), {"train"}, 10)
     assert [line.split()[0] for line in lines] == ["10", "dp-sgd-clip", "not"]
+
+
+def test_a_client_is_freed_when_it_is_no_longer_referenced() -> None:
+    client, _ = trained(FedAvgClient, FedAvg(**options(dp_sgd_noise=1.0)), small_model())
+    reference = weakref.ref(client)
+    del client
+    assert reference() is None

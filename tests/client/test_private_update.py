@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -173,7 +174,7 @@ def test_every_method_with_weights_sends_clipped_noisy_updates(name: str, monkey
         if not arrays:
             return private_update(client, task, arrays)
         partition = client.context.node_config["partition-id"]
-        start = client.start.of(arrays)
+        start = client.start.of(client, arrays)
         public = [task.arrays[: len(arrays)], released.get((name, partition), [])]
         public += [[np.zeros_like(array) for array in arrays], list(initial)]
         # The update begins at what the server knows, or at what no data have changed.
@@ -253,3 +254,15 @@ def test_what_is_stated_counts_a_leaders_second_update() -> None:
     alone, _ = stated_privacy(registry.get("fedavg").config(["dp-clip=1"]), ("train",), {"train"}, 10)
     assert "protects nobody" in alone
     assert releases_per_round(("train", "distill"), {"train"}) == 1
+
+
+def test_a_client_is_freed_when_it_is_no_longer_referenced() -> None:
+    context = Context(1, 17, {"partition-id": 0}, RecordDict(), {})
+    client = FedAvgClient(small_model(), blobs(24, 0), context=context, device="cpu")
+    strategy = FedAvg(local_epochs=1, dp_clip=1.0, dp_noise=1.0)
+    run = strategy.prepare(ArrayRecord(client.model.state_dict()))
+    client.fit(client.arrays(()), run.messages.config("train", 1, strategy.template.names))
+    reference = weakref.ref(client)
+    del client
+    # Without the garbage collector: the runner lends its model to the next client.
+    assert reference() is None
