@@ -58,7 +58,7 @@ ASSUMPTIONS: tuple[str, ...] = (
     "weights that the client received, built or sent",
     "the noise is secret: a deployed client draws it from the operating system's cryptographic source; a "
     "simulation draws it from the run's seed, which protects nobody",
-    "the client follows dp-clip and dp-noise, which the server chooses: read its run config",
+    "the server chooses dp-clip and dp-noise: read its run config, or set least-dp-noise in the node config",
 )
 """Conditions under which the numbers of an :class:`UpdateBudget` hold."""
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from flwr_kd.client.dp_sgd import dp_sgd_refusal
 from flwr_kd.client.personal_state import StateError
+from flwr_kd.client.private_update import noise_refusal
 from flwr_kd.learning.weights import buffer_names
 from flwr_kd.transport import flower_records
 from flwr_kd.transport.template import ArrayTemplate
@@ -44,7 +45,8 @@ def described(
         except StateError as error:
             refusal = str(error)
     if refusal is None:
-        refusal = dp_sgd_refusal(client, client.read_config(config))
+        asked = client.read_config(config)
+        refusal = dp_sgd_refusal(client, asked) or noise_refusal(client.context.node_config, asked)
     if refusal is not None:
         found[flower_records.REFUSAL] = refusal
     for key in ("partition-id", "num-partitions", "sector"):

@@ -33,18 +33,28 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from flwr_kd.checks import ConfigError
+from flwr_kd.checks import ConfigError, number
 from flwr_kd.secret_noise import noisy_update
 
 if TYPE_CHECKING:
     from flwr_kd.client.client import KDClient
     from flwr_kd.client.task import Task
 
-__all__ = ["LAST", "RECEIVED", "ZERO", "UpdateStart", "clipping_factor", "noisy", "private_update"]
+__all__ = [
+    "LAST",
+    "RECEIVED",
+    "ZERO",
+    "UpdateStart",
+    "clipping_factor",
+    "noise_refusal",
+    "noisy",
+    "private_update",
+]
 
 NDArray = npt.NDArray[Any]
 Doubles = npt.NDArray[np.float64]
 RECEIVED, LAST, ZERO = "received", "last", "zero"
+_LEAST = "least-dp-noise"
 _STATE = "sent"
 """Name of the set of the client's state that has what it sent last."""
 _SLACK = 1 - 2.0**-40
@@ -97,6 +107,33 @@ def noisy(update: Doubles, std: float, generator: torch.Generator | None) -> Dou
         return noisy_update(update, std)
     drawn: Doubles = torch.randn(update.shape, generator=generator, dtype=torch.float64).numpy()
     return np.asarray(update + drawn * std)
+
+
+def noise_refusal(node_config: Mapping[str, Any], config: Any) -> str | None:
+    """Return why a client's owner does not let it send weights with the noise that a config asks for; None if so.
+
+    Parameters
+    ----------
+    node_config : mapping
+        ``least-dp-noise`` is the owner's own least ``dp-noise``.
+    config : MethodConfig
+        The server's hyper-parameters.
+
+    Raises
+    ------
+    ConfigError
+        If ``least-dp-noise`` is no number of at least 0.
+
+    Examples
+    --------
+    >>> from flwr_kd.config import MethodConfig
+    >>> noise_refusal({"least-dp-noise": 2.0}, MethodConfig(dp_clip=1.0, dp_noise=1.0))
+    'its node config asks for least-dp-noise=2, and the run has dp-noise=1'
+    """
+    least = number(_LEAST, node_config.get(_LEAST, 0.0), 0)
+    if config.dp_noise >= least:
+        return None
+    return f"its node config asks for {_LEAST}={least:g}, and the run has dp-noise={config.dp_noise:g}"
 
 
 class UpdateStart:
@@ -159,12 +196,18 @@ def private_update(client: KDClient[Any], task: Task[Any], arrays: list[NDArray]
     Raises
     ------
     ConfigError
-        If there are no arrays from which the update counts.
+        If there are no arrays from which the update counts, or the client's owner asks for more noise.
     FloatingPointError
         If the update is not finite.
     """
     clip = float(task.config.dp_clip)
-    if not clip or not arrays:
+    if not arrays:
+        return arrays
+    # Also here: what the handshake asked may have been another config.
+    refusal = noise_refusal(client.context.node_config, task.config)
+    if refusal is not None:
+        raise ConfigError(refusal)
+    if not clip:
         return arrays
     starts, sent = client.start.of(client, arrays), list(arrays)
     names = task.names or tuple(client.named_arrays())

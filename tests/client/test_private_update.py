@@ -18,13 +18,14 @@ from torch import nn
 from flwr_kd import registry
 from flwr_kd.checks import ConfigError
 from flwr_kd.client import reply as core
-from flwr_kd.client.private_update import clipping_factor, noisy, private_update
+from flwr_kd.client.private_update import clipping_factor, noise_refusal, noisy, private_update
 from flwr_kd.seeding import torch_generator
 from flwr_kd.server import run as server_run
 from flwr_kd.server.stated_privacy import releases_per_round, stated_privacy
 from flwr_kd.strategies.fedavg import FedAvg, FedAvgClient
 from flwr_kd.strategies.fedproto import FedProto
 from flwr_kd.testing.federation import Federation, blobs, small_model
+from flwr_kd.transport import flower_records
 
 NDArray = npt.NDArray[Any]
 
@@ -254,6 +255,30 @@ def test_what_is_stated_counts_a_leaders_second_update() -> None:
     alone, _ = stated_privacy(registry.get("fedavg").config(["dp-clip=1"]), ("train",), {"train"}, 10)
     assert "protects nobody" in alone
     assert releases_per_round(("train", "distill"), {"train"}) == 1
+
+
+@pytest.mark.parametrize(("least", "passes"), [(1.0, True), (2.0, True), (3.0, False)])
+def test_an_owner_sets_the_least_noise(least: float, passes: bool) -> None:
+    context = Context(1, 17, {"partition-id": 0, "least-dp-noise": least}, RecordDict(), {})
+    client = FedAvgClient(small_model(), blobs(24, 0), context=context, device="cpu")
+    strategy = FedAvg(local_epochs=1, dp_clip=1.0, dp_noise=2.0)
+    run = strategy.prepare(ArrayRecord(client.model.state_dict()))
+    asked = {**strategy.config.to_wire(), flower_records.VERSION: flower_records.WIRE_VERSION}
+    refusal = client.get_properties(asked).get(flower_records.REFUSAL)
+    message = run.messages.config("train", 1, strategy.template.names)
+    if passes:
+        assert refusal is None
+        client.fit(client.arrays(()), message)
+        return
+    text = "its node config asks for least-dp-noise=3, and the run has dp-noise=2"
+    assert refusal == text
+    with pytest.raises(ConfigError, match=text):
+        client.fit(client.arrays(()), message)
+
+
+def test_a_wrong_least_noise_is_named() -> None:
+    with pytest.raises(ConfigError, match="least-dp-noise"):
+        noise_refusal({"least-dp-noise": "much"}, FedAvg.config_class())
 
 
 def test_a_client_is_freed_when_it_is_no_longer_referenced() -> None:
