@@ -164,8 +164,13 @@ def _compare(job: _Job, options: RunOptions, *, resume: bool) -> None:
         result, file = comparison.write(plan)
     picture = curves.plot(result, picture_file(file.parent, "curves"))
     console.print(*fitting(result, console.width, columns))
-    for line in plan.privacy():
+    stated = plan.privacy()
+    for line in stated:
         print(f"privacy: {line}")
+    if stated:
+        print(
+            "privacy: so it is if deployed; the noise of a simulation comes from its seed, and protects nobody"
+        )
     print(f"result: {file.resolve()}")
     print(f"curves: {picture.resolve()}")
     for each in logs:

@@ -43,6 +43,7 @@ def test_a_comparison_prints_what_its_methods_state(command: Command, tmp_path: 
     (line,) = [line for line in out.splitlines() if line.startswith("privacy: fedavg: 1 update per client")]
     assert "dp-noise=4" in line
     assert "privacy: fedavg: not covered" in out
+    assert "the noise of a simulation comes from its seed" in out
 
 
 def test_privacy_prints_the_budget_of_dp_sgd(command: Command) -> None:
