@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-__all__ = ["DATASETS", "FEATURE_LAYERS", "MODELS", "PARTITIONS", "PREDICTORS"]
+__all__ = ["DATASETS", "FEATURE_LAYERS", "MODELS", "MODEL_FORMS", "PARTITIONS", "PREDICTORS"]
 
 DATASETS: Mapping[str, str] = MappingProxyType(
     {
@@ -67,6 +67,15 @@ MODELS: Mapping[str, str] = MappingProxyType(
     }
 )
 """Names that :func:`flwr_kd.models.build_model` accepts."""
+
+MODEL_FORMS: Mapping[str, str] = MappingProxyType(
+    {
+        "torchvision:NAME": "a classifier of torchvision, with random weights",
+        "timm:NAME": "a classifier of timm, with random weights; needs timm",
+        "package.module:function": "your own, which gets input_shape, num_classes, seed where it names them",
+    }
+)
+"""Forms of models of other packages; see :mod:`flwr_kd.models.named`."""
 
 FEATURE_LAYERS: Mapping[str, str] = MappingProxyType(
     {

@@ -29,6 +29,7 @@ def test_the_names_are_those_of_the_code() -> None:
         catalogue.DATASETS,
         catalogue.FEATURE_LAYERS,
         catalogue.MODELS,
+        catalogue.MODEL_FORMS,
         catalogue.PARTITIONS,
         catalogue.PREDICTORS,
     ],

@@ -17,7 +17,7 @@ def list_datasets() -> None:
 
 def list_models() -> None:
     """List the models, for --model."""
-    _print(catalogue.MODELS)
+    _print({**catalogue.MODELS, **catalogue.MODEL_FORMS})
 
 
 def list_partitions() -> None:

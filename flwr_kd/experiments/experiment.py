@@ -26,6 +26,7 @@ from flwr_kd.learning.device import resolve_device
 from flwr_kd.learning.precision import named_precision
 from flwr_kd.measured_rounds import MeasuredRounds
 from flwr_kd.models import MODELS, build_model
+from flwr_kd.models.named import FORMS, build_named, check_named, is_named
 from flwr_kd.results.errors import ResultError
 from flwr_kd.results.measures import Target
 from flwr_kd.seeding import derive_seed
@@ -86,8 +87,11 @@ class Experiment(ExperimentOptions):
         if self.ray_address is not None:
             _check_address(self.ray_address, self.backend)
         for name in self.models:
-            if name not in MODELS:
-                raise ConfigError(unknown_name("model", name, MODELS))
+            if is_named(name):
+                self._check_own_layers(name)
+                check_named(name)
+            elif name not in MODELS:
+                raise ConfigError(unknown_name("model", name, [*MODELS, *FORMS]))
         if self.feature_dim is not None:
             whole_number("feature-dim", self.feature_dim, 1)
         if self.feature_layer is not None and self.feature_layer not in FEATURE_LAYERS:
@@ -144,6 +148,14 @@ class Experiment(ExperimentOptions):
             )
         object.__setattr__(self, "limit", limit)
 
+    def _check_own_layers(self, name: str) -> None:
+        for field in ("feature_dim", "feature_layer"):
+            if getattr(self, field) is not None:
+                raise ConfigError(
+                    f"{field.replace('_', '-')} is for flwr-kd's own models, got model {name}: its features are "
+                    "the inputs of its last Linear"
+                )
+
     @property
     def models(self) -> list[str]:
         """The models' names, given to the clients in turn; ``mlp`` if the experiment names none."""
@@ -198,12 +210,18 @@ class Experiment(ExperimentOptions):
         """
         bundle = bundle_of(self)
         name = self.models[index % len(self.models)]
+        seed = derive_seed(self.seed, "model", name)
+        if is_named(name):
+            shape, classes = bundle.input_shape, bundle.num_classes
+            return build_named(
+                name, input_shape=shape, num_classes=classes, seed=seed, vocabulary=bundle.vocabulary
+            )
         try:
             return build_model(
                 name,
                 input_shape=bundle.input_shape,
                 num_classes=bundle.num_classes,
-                seed=derive_seed(self.seed, "model", name),
+                seed=seed,
                 feature_dim=self.feature_dim,
                 feature_layer=self.feature_layer,
                 vocabulary=bundle.vocabulary,

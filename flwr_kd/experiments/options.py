@@ -120,8 +120,9 @@ class ExperimentOptions(DataOptions):
         Number of samples that a client trains on, beside its own test split: sets ``limit``. Clients have exactly
         this number if the partition makes parts of equal size, otherwise on average.
     model : str, optional
-        A name of :data:`flwr_kd.models.MODELS`, or several separated by commas, which are given to the
-        clients in turn; for methods that allow heterogeneous models. The method's own if None.
+        A name of :data:`flwr_kd.models.MODELS`, ``torchvision:NAME``, ``timm:NAME`` or a function of your own,
+        ``package.module:function`` (see :mod:`flwr_kd.models.named`), or several separated by commas, which are
+        given to the clients in turn; for methods that allow heterogeneous models. The method's own if None.
     feature_dim : int, optional
         D; each model's own if None.
     feature_layer : str, optional
@@ -187,8 +188,8 @@ class ExperimentOptions(DataOptions):
     rounds: int = option(10, "number of rounds")
     model: str | None = option(
         None,
-        "a name of `flwr-kd models`, or several separated by commas, given to the clients in turn; the method's "
-        "own if not set",
+        "a name of `flwr-kd models`, torchvision:NAME, timm:NAME, or your own package.module:function; or several "
+        "separated by commas, given to the clients in turn; the method's own if not set",
     )
     feature_dim: int | None = option(None, "size of the representation; the model's own if not set")
     feature_layer: str | None = option(

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from flwr.app import Context
 
+from flwr_kd.by_name import refuse_in_messages
 from flwr_kd.checks import ConfigError, checked, number, share, whole_number
 from flwr_kd.data import DataSpec
 from flwr_kd.experiments.experiment import Experiment
@@ -65,6 +66,9 @@ def experiment(context: Context, clients: int | None = None) -> Experiment:
     """
     speak(Interface.APP)
     settings = context.run_config
+    for name in ("dataset", "model"):
+        for part in str(settings[name]).split(","):
+            refuse_in_messages(part.strip(), name)
     own = _own_spec(context)
     return Experiment(
         dataset=str(settings["dataset"]),

@@ -14,7 +14,7 @@ from tests.cli.commands import Command
     ("name", "listed"),
     [
         ("datasets", catalogue.DATASETS),
-        ("models", catalogue.MODELS),
+        ("models", {**catalogue.MODELS, **catalogue.MODEL_FORMS}),
         ("partitions", catalogue.PARTITIONS),
     ],
 )
