@@ -352,7 +352,9 @@ class FedGKT(KDStrategy[FedGKTConfigT, ClientFeatures], Generic[FedGKTConfigT]):
         keep, message = ~outlying.numpy(), reply.payload
         if not keep.any():
             return None
-        rows = {name: getattr(message, name)[keep] for name in ("index", "features", "logits", "labels")}
+        rows = {name: getattr(message, name)[keep] for name in ("features", "logits", "labels")}
+        # A message numbers the samples that it has from 0; the predictor's training uses no numbers.
+        rows["index"] = message.index[keep].argsort().argsort()
         return replace(reply, payload=replace(message, **rows))
 
     def train_predictor(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from flwr.app import RecordDict
 from scipy import stats
 
 from flwr_kd import registry
@@ -14,8 +16,10 @@ from flwr_kd.checks import ConfigError
 from flwr_kd.distillation.teachers import by_rule, ensemble_means, soft_labels
 from flwr_kd.server.aggregation import Rule, knowledge_rule, outlying_rows, robust_average
 from flwr_kd.strategies.dafkd import teacher_logits
+from flwr_kd.strategies.fedgkt.messages import ClientFeatures
 from flwr_kd.strategies.fedhkd import Knowledge, aggregate_knowledge
 from flwr_kd.strategies.fedproto import aggregate_means
+from flwr_kd.testing.faults import Fault
 from flwr_kd.testing.federation import Federation, numbers, quiet
 from flwr_kd.wording import Interface, speaking
 
@@ -241,3 +245,21 @@ def test_features_out_of_range_are_left_out_with_a_warning(name: str, flower_log
     assert {key: value.shape for key, value in strategy.logits.items() if key != 1} == {
         key: value.shape for key, value in honest.logits.items() if key != 1
     }
+
+
+@pytest.mark.parametrize("name", ["fedgkt", "feddkc-skr"])
+def test_some_rows_out_of_range_cost_these_rows_only(name: str, flower_log: list[str]) -> None:
+    def garble(content: RecordDict) -> None:
+        if (metrics := content.config_records.get("fitres.metrics")) is not None:
+            told = ClientFeatures.from_bytes(metrics["payload"])
+            features = told.features.copy()
+            features[[0, 7]] = 500
+            metrics["payload"] = replace(told, features=features).to_bytes()
+
+    with quiet() as lines:
+        strategy, result = Federation(name, 5).run(
+            rounds=2, knowledge_aggregation="median", grid={"faults": {1: Fault("garbage", garble=garble)}}
+        )
+    assert len([line for line in lines if "2 of 25 rows of node" in line and "are left out" in line]) == 2
+    assert [(stats.participants, stats.failures) for stats in result.rounds] == [(5, 0), (5, 0)]
+    assert strategy.logits[1].shape == (25, 4)
