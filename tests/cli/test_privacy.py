@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from flwr_kd import privacy, update_privacy
 from tests.cli.commands import Command
 
@@ -35,6 +37,7 @@ def test_privacy_prints_the_budget_of_updates(command: Command) -> None:
     assert "of one class" in command(*arguments, "--sigma", "7").out
 
 
+@pytest.mark.long
 def test_a_comparison_prints_what_its_methods_state(command: Command, tmp_path: Path) -> None:
     settings = ("--clients", "2", "--rounds", "1", "--seeds", "0", "--out", str(tmp_path / "run"))
     chosen = ("--set", "dp-clip=0.5", "--set", "dp-noise=4", "--set", "local-epochs=1")
