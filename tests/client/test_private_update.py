@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -221,6 +222,27 @@ def test_a_simulation_has_the_same_noise_twice(name: str) -> None:
     )
     assert [r.train_loss for r in first] == [r.train_loss for r in second]
     assert [r.train_loss for r in first] != [r.train_loss for r in plain]
+
+
+@pytest.mark.parametrize("name", ["fedfomo", "ktpfl-weights", "fedavg"])
+def test_a_resumed_run_goes_on_from_what_was_sent(name: str, tmp_path: Path) -> None:
+    settings = ("dp-clip=0.5", "dp-noise=0.1")
+
+    def run(folder: Path, rounds: int, **more: Any) -> Any:
+        nodes = {"node_configs": [{"state-dir": str(folder)}] * 3}
+        strategy, result = Federation(name, 3).run(
+            rounds, settings=settings, grid=nodes, checkpoint_dir=folder / "checkpoints", **more
+        )
+        return strategy, result.rounds[-1]
+
+    whole, expected = run(tmp_path / "whole", 3)
+    run(tmp_path / "parts", 2)
+    resumed, last = run(tmp_path / "parts", 3, resume=True)
+    assert (last.train_loss, last.local_accuracy) == (expected.train_loss, expected.local_accuracy)
+    states = [strategy.state_arrays() for strategy in (whole, resumed)]
+    assert states[0].keys() == states[1].keys()
+    for key, value in states[0].items():
+        np.testing.assert_array_equal(value, states[1][key])
 
 
 @pytest.mark.parametrize("name", WITHOUT)
