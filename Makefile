@@ -17,7 +17,7 @@ SLOW     := -n 5 -m "slow or fuzz" --mutations 500
 COVERAGE := -n 4 --mutations 500 --ignore=tests/deploy --cov=flwr_kd --cov=strategies \
   --cov-report=term --cov-report=json:coverage.json
 
-.PHONY: help install demo quick test test-slow test-oldest test-newest coverage results pages lint style types check clean
+.PHONY: help install demo quick test test-slow test-oldest test-newest coverage results pages docs lint style types check clean
 
 help:
 	@echo "make demo         install, then compare FedAvg and FedProto on digits over 10 clients: table, plot, JSON"
@@ -28,6 +28,7 @@ help:
 	@echo "make test-newest  make test in .venv-newest, with the newest Flower, pre-releases included"
 	@echo "make coverage     covered lines, as a table and in coverage.json, of all tests but those of tests/deploy"
 	@echo "make pages        write those parts of the pages that follow from the methods' folders"
+	@echo "make docs         build the documentation site, build/site/index.html; a warning or a broken link is an error"
 	@echo "make results      run the benchmarks that have no result, and write tables and picture from the results"
 	@echo "make lint         ruff, ruff format (make style) and mypy --strict (make types)"
 	@echo "make check        what CI does: lint, wheel in a clean environment, make test, make test-slow"
@@ -94,6 +95,12 @@ results: install
 # Writes those parts of the pages that follow from the methods' folders; a test says when they are stale.
 pages: install
 	$(BIN)/python docs/pages.py
+
+# The documentation site. Sphinx says which links and references lead nowhere; -W makes an error of each warning.
+docs: install
+	PYTHONPATH=. OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -W --keep-going -q -c docs -b html -d build/doctrees . build/site
+	cp docs/start.html build/site/index.html
+	@echo "build/site/index.html"
 
 lint: style types
 

@@ -303,6 +303,7 @@ class MethodConfig:
 
 
 AVERAGE = "average"
+"""The value of ``global-model`` with which the mean of the clients' weights is measured."""
 
 
 def global_model() -> Any:

@@ -34,6 +34,7 @@ LETTERS = {
     "Q": "generated samples of the round",
     "E": "parameters of the model without its classifier",
 }
+"""What the letters of the formulas of messages' sizes mean."""
 Sizes = Mapping[str, int]
 """Numbers by the letters."""
 HEADERS = {"weights": 128, "knowledge": 600}

@@ -34,6 +34,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+"""The command ``flwr-kd``."""
 app.command("methods", cls=Command)(methods.list_methods)
 app.command("datasets", cls=Command)(names.list_datasets)
 app.command("models", cls=Command)(names.list_models)

@@ -28,8 +28,11 @@ ARGUMENTS = {
     "result_dir": "folder of a result of `simulate` or `compare`",
     "result_dirs": "folders of results of `simulate` or `compare`, or folders that have such inside",
 }
+"""By name, the help texts of arguments, which Typer does not show itself."""
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda")]
+"""The option ``--device``."""
 ResultDir = Annotated[Path, typer.Argument(help=ARGUMENTS["result_dir"])]
+"""The argument for the folder of one result."""
 
 
 class UsageError(Exception):

@@ -38,9 +38,13 @@ __all__ = [
 T = TypeVar("T")
 _CLASSES = 4
 plots = typer.Typer(cls=Group, help="Draw what a result's runs ended with.", rich_markup_mode=None)
+"""The command ``flwr-kd plot``."""
 PlotSeed = Annotated[int | None, typer.Option(help="draw the runs with this seed; the first if not set")]
+"""The option ``--seed`` of pictures."""
 PlotOut = Annotated[Path | None, typer.Option(help="the PNG; in RESULT_DIR, named like the plot, if not set")]
+"""The option ``--out`` of pictures of one result."""
 PlotDataDir = Annotated[str | None, typer.Option(help="folder of data files; the result's if not set")]
+"""The option ``--data-dir`` of pictures that need the data."""
 
 
 @plots.callback(invoke_without_command=True)

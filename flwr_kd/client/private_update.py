@@ -54,6 +54,7 @@ __all__ = [
 NDArray = npt.NDArray[Any]
 Doubles = npt.NDArray[np.float64]
 RECEIVED, LAST, ZERO = "received", "last", "zero"
+"""Values of ``update_from``: what an update is the difference to."""
 _LEAST = "least-dp-noise"
 _STATE = "sent"
 """Name of the set of the client's state that has what it sent last."""

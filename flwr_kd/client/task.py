@@ -44,7 +44,7 @@ class Task(Generic[ConfigT]):
     max_payload_bytes : int
         Largest payload.
     extra : mapping
-        The message's whole config, with what a strategy put into :attr:`~flwr_kd.Outgoing.config`.
+        The message's whole config, with what a strategy put into ``config`` of :class:`~flwr_kd.Outgoing`.
     client_seed : int
         Seed of this client in the whole run, for what is drawn once.
     """

@@ -84,9 +84,9 @@ def load(
 ) -> Bundle:
     """Load a data set.
 
-    ======================  ===========================================  =============  ====================
+    ======================= ===========================================  =============  ====================
     name                    source                                       classes        held back (public)
-    ======================  ===========================================  =============  ====================
+    ======================= ===========================================  =============  ====================
     ``digits``              scikit-learn, 1,797 images 1×8×8             10             a fifth
     ``fashion-mnist``       idx files (also Debian's), else torchvision  10             --
     ``mnist``               idx files, else torchvision                  10             --
@@ -111,7 +111,7 @@ def load(
     ``unicauca75``          its csv file, label ``L7Protocol``           as found       a fifth
     ``unicauca141``         its csv file, label ``web_service``          as found       a fifth
     ``csv:PATH``            the file                                     as found       a fifth
-    ======================  ===========================================  =============  ====================
+    ======================= ===========================================  =============  ====================
 
     CheXpert's radiographs have several labels each. Here a class is the only positive one: uncertain labels count
     as negative, and radiographs with several positive labels or none are left out. Its test set has a fifth of the

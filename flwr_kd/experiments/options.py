@@ -12,6 +12,7 @@ __all__ = ["BACKENDS", "DataOptions", "ExperimentOptions", "option"]
 
 T = TypeVar("T")
 BACKENDS = ("auto", "processes", "inline", "ray")
+"""Names of ``--backend``: where clients run."""
 
 
 def option(default: T, help: str, *, flag: str | None = None) -> T:

@@ -359,6 +359,7 @@ ARCHITECTURES = {
     "resnet8": Architecture(_cifar_resnet(1), 64, 4),
     "shufflenet": Architecture(_shufflenet, 32, 8, feature_layer="linear"),
 }
+"""By name, the architectures of feature extractors."""
 
 _BLOCKS: dict[str, dict[int, int]] = {
     "resnet2": {},

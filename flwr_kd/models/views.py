@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 __all__ = ["ADVICE", "NarrowViews"]
 
 ADVICE = "if its code names a number of channels, as x.view(-1, 16 * 5 * 5) does, write x.flatten(1)"
+"""What to change in a model that fails with slices of its channels, for error messages."""
 _RESHAPES = (Tensor.view, Tensor.reshape, torch.reshape)
 
 

@@ -38,6 +38,7 @@ __all__ = [
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Okabe and Ito's colours, distinguishable with common colour blindnesses; without yellow, too pale for a line."""
 MARKERS = ("o", "^", "s", "D", "v", "P", "X")
+"""Matplotlib's marks of points, one for each colour."""
 LONGEST_LEGEND = 20
 """Maximum number of rows of a legend; longer ones have several columns."""
 MOST_COLUMNS = 10

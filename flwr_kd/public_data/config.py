@@ -11,7 +11,9 @@ from flwr_kd.config import MethodConfig, hyper
 __all__ = ["PRECISIONS", "REDUCTIONS", "PublicConfigT", "PublicKnowledgeConfig"]
 
 PRECISIONS = ("float32", "float16", "uint8")
+"""Types in which soft predictions may be sent."""
 REDUCTIONS = ("sum", "mean")
+"""Whether a divergence is the sum over public samples or their mean."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -45,6 +45,7 @@ NDArray = npt.NDArray[Any]
 _SUM_TOLERANCE = 0.02
 _LONGEST = 2**31
 SMALLER = "a smaller public-samples, or precision=float16 or uint8"
+"""How to make messages smaller, for error messages."""
 
 
 @dataclass(frozen=True, eq=False)

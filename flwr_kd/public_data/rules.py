@@ -87,3 +87,4 @@ RULES = Rules(
         Example("all 255", lambda arrays, scalars: arrays["predictions"].fill(255), variant="uint8"),
     ),
 )
+"""What a client's soft predictions must satisfy."""

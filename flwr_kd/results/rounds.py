@@ -184,6 +184,7 @@ class RoundResult:
 
 
 ROUND_KEYS = tuple(each.name for each in fields(RoundResult))
+"""All fields of a round, as a file may have them."""
 NEEDED_KEYS = tuple(
     each.name for each in fields(RoundResult) if each.default is MISSING and each.default_factory is MISSING
 )

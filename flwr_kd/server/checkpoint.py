@@ -29,6 +29,7 @@ __all__ = ["CHECKPOINT", "Checkpoint", "CheckpointWriter", "partitions_of"]
 
 NDArray = npt.NDArray[Any]
 CHECKPOINT = "checkpoint.safetensors"
+"""Name of the file of a checkpoint in its folder."""
 _VERSION = "2"
 """Version of the file's names and metadata. flwr-kd 0.1 wrote version 1."""
 _SHARE = 0.05

@@ -23,6 +23,7 @@ __all__ = [
 ]
 
 COMMON = ("common-accuracy", "common-top5")
+"""Names of the metrics on the common test set in clients' replies."""
 SHARES = ("local-accuracy", "local-top5", "trained-accuracy", "trained-top5", *COMMON)
 """Metrics of its own model that every client may report, in [0, 1]."""
 GLOBAL_ON_CLIENTS = {"accuracy": "global-on-clients", "top5": "global-on-clients-top5"}

@@ -16,6 +16,7 @@ from flwr_kd.testing.garbage import GARBAGE
 __all__ = ["FAULTS", "Fault"]
 
 FAULTS = ("raise", "silent", "late", "garbage")
+"""Kinds of faults of a client."""
 
 
 @dataclass(frozen=True)

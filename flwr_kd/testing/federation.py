@@ -41,8 +41,11 @@ __all__ = [
 ]
 
 CLASSES = 4
+"""Number of classes of the small data."""
 FEATURES = 8
+"""Number of features of the small model."""
 SHAPE = (1, 4, 4)
+"""Shape of a sample of the small data."""
 WORK_SECONDS = 300.0
 """A client may work that long on a message, also where a test has a short timeout."""
 _POOL = ModelPool()

@@ -73,6 +73,7 @@ _SPECIAL: dict[str, tuple[Any, ...]] = {
     "refusal": ("", "no", FORGED, "r" * 5000, 5, True),
 }
 PROPERTIES = tuple(_SPECIAL)
+"""Properties of a handshake that have hostile values of their own."""
 
 
 def properties(honest: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:

@@ -30,22 +30,28 @@ __all__ = [
 
 NDArray = npt.NDArray[Any]
 Mutation = Callable[[RecordDict, random.Random, Sequence[RecordDict]], None]
+"""A change of a reply: it gets the reply, a generator and the other clients' replies."""
 
 ARRAYS, COUNT, METRICS = "fitres.parameters", "fitres.num_examples", "fitres.metrics"
 """Flower's records of a reply."""
 FORGED = "x\nWARNING :      all is well\r\x1b[31m\x00\u202e\u2028"
 """Would begin a line of its own in a log, or turn a terminal red."""
 LONG = 100_000
+"""Length of a long text."""
 TEXTS = ("", "0", "nan", FORGED, "A" * LONG, "é\U0001f600", "'\"\\")
+"""Values where a text is expected."""
 NUMBERS = (
     *(0, 1, -1, 2, 255, 2**31, -(2**31), 2**40, 2**53, 2**53 + 1, 2**63 - 1, -(2**63), 10**400),
     *(0.5, -0.0, 1e-320, 1e15, -1e300, 1.7e308, float("nan"), float("inf"), -float("inf")),
 )
+"""Values where a number is expected."""
 SIZES = (0, 1, 2, 3, 7, 2**31, 2**40, 2**62, 2**63 - 1, 2**64, -1, -(2**63))
+"""Values where a size is expected."""
 REASONS = (
     *(None, "", " \n\t\r\n ", FORGED, FORGED[::-1], "r" * 10**6, "\n" * 10**5, "a" + "\u0301" * 400),
     *("<class 'ValueError'>:<'boom'>", "%s %d %(x)s {} {0}", "\ud800", "\x07" * 300),
 )
+"""Values where the reason of a failure is expected."""
 FLOATS = (
     *(
         float("nan"),
@@ -64,7 +70,9 @@ FLOATS = (
     ),
     *(1e30, 1e19, -1e-6, 1.01, 2.0),
 )
+"""Floats at the edges of their range."""
 WHOLE = (0, 1, -1, 2, 3, 4, 5, 255, 2**31, 2**40, 2**40 + 1, 2**53, 2**62, 2**63 - 1, -(2**63), -(2**63) + 5)
+"""Whole numbers at the edges of their range."""
 
 
 class Unfit(Exception):  # noqa: N818

@@ -136,5 +136,6 @@ OTHERS: dict[str, Mutation] = {
     "metrics": _another_metric,
     "count": _another_count,
 }
+"""By name, changes of what is beside payload and arrays in a reply."""
 MUTATIONS = PAYLOADS | MODELS | OTHERS
 """All, by name."""

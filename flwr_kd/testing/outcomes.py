@@ -49,6 +49,7 @@ __all__ = [
 ]
 
 LONGEST_LINE = 500
+"""Maximum number of characters of a line that quotes a client."""
 Strategy = KDStrategy[Any, Any]
 
 

@@ -23,6 +23,7 @@ VARIANCE = "running_var"
 """How the names of BatchNorm's variances end."""
 _STATISTICS = ("running_mean", VARIANCE)
 EMPTY = "_empty"
+"""Name of the array that stands for no arrays."""
 _COMPILED = "_orig_mod."
 _LONGEST_TEMPLATE = 4 * 10**6
 """Characters: some 40,000 arrays."""

@@ -49,3 +49,4 @@ SCORES = (
 )
 """Examples for every payload with scores."""
 RULES = Rules(_violations, _fill, SCORES)
+"""What a client's scores must satisfy."""

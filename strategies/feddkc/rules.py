@@ -17,3 +17,4 @@ RULES = replace(
         Example("logits all alike", lambda arrays, scalars: arrays["logits"].fill(-3e38)),
     ),
 )
+"""What a client's features, logits and labels must satisfy."""

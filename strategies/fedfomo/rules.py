@@ -49,3 +49,4 @@ RULES = Rules(
         Example("float32's smallest", replace_all("values", [1e-45, -1e-45, 0])),
     ),
 )
+"""What a client's affinities to other models must satisfy."""

@@ -53,3 +53,4 @@ RULES = Rules(
         Example("no samples of any class", replace_all("counts", [0] * 4)),
     ),
 )
+"""What a client's label counts must satisfy."""

@@ -68,3 +68,4 @@ METHOD = register(
         rules_path=f"{__name__}.rules:RULES",
     )
 )
+"""The description of FedGKT, from which FedDKC's are made."""

@@ -97,3 +97,4 @@ RULES = Rules(
         Example("float16", lambda arrays, scalars: arrays.update(features=arrays["features"].astype("f2"))),
     ),
 )
+"""What a client's features, logits and labels must satisfy."""

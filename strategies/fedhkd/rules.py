@@ -84,3 +84,4 @@ RULES = Rules(
         Example("no classes", keep_rows(slice(0, 0))),
     ),
 )
+"""What a client's hyper-knowledge must satisfy."""

@@ -33,3 +33,4 @@ RULES = Rules(
     _fill,
     (*(example for example in KNOWLEDGE.examples if example.name != "no classes"), *SCORES),
 )
+"""What a client's hyper-knowledge and scores must satisfy."""

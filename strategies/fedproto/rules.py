@@ -107,3 +107,4 @@ RULES = Rules(
         Example("no classes", keep_rows(slice(0, 0))),
     ),
 )
+"""What a client's prototypes must satisfy."""

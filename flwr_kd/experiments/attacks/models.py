@@ -27,7 +27,7 @@ NDArray = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Gaussian(OnModels):
-    """Noise from N(0, ``sigma``²) is added to each float that is sent."""
+    """Noise from N(0, sigma²) is added to each float that is sent."""
 
     sigma: float
 

@@ -20,6 +20,7 @@ __all__ = ["FOLDER", "PAPER", "chosen", "every", "find", "folders", "papers", "r
 FOLDER = "experiments"
 """Name of the folder inside a method's."""
 PAPER = "paper.toml"
+"""Name of the file of a paper's settings in a method's folder."""
 
 
 def folders() -> list[Path]:

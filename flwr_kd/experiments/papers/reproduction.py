@@ -26,6 +26,7 @@ from flwr_kd.text import first_line
 __all__ = ["SCALES", "Job", "Reproduction", "default_folder", "prepare", "results_of", "run"]
 
 SCALES = ("paper", "small")
+"""Names of ``--scale``: as in the paper, or a small version."""
 _SEEDS = (0, 1, 2)
 
 

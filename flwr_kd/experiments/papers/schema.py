@@ -50,6 +50,7 @@ KINDS = {
 TRAINED = ("accuracy", "rounds", "curve", "sweep", "picture")
 """Kinds whose cells are comparisons that run."""
 UNITS = ("fraction", "percent", "rounds", "round trips", "megabytes", "none")
+"""Units in which a paper may print a number."""
 EXPECTATIONS = {
     "above": ("left", "right"),
     "best": ("methods",),

@@ -1,8 +1,8 @@
 """How models are averaged: the rules that a user can choose, as text.
 
-===================  ====================================================================  =====================
+==================== ====================================================================  =====================
 rule                 result                                                                source
-===================  ====================================================================  =====================
+==================== ====================================================================  =====================
 ``mean``             the mean, weighted by sample counts                                   FedAvg
 ``median``           of each coordinate the median                                         Yin et al. 2018
 ``trimmed-mean:S``   of each coordinate the mean without the share S at each end           Yin et al. 2018
@@ -12,7 +12,7 @@ rule                 result                                                     
 ``geometric-median`` the point with the smallest sum of distances to the models            Pillutla et al. 2022
 ``norm-bound:X``     the mean, weighted by sample counts, after each update is clipped to  Sun et al. 2019
                      X times the median of the updates' norms
-===================  ====================================================================  =====================
+==================== ====================================================================  =====================
 
 Sample counts are claims, so rules that choose or cut do not use them: each client has one vote.
 """
