@@ -14,7 +14,7 @@ import typer
 
 from flwr_kd import __version__
 from flwr_kd.checks import ConfigError, DataError
-from flwr_kd.cli import compare, methods, names, plot_results, privacy, report, reproduce
+from flwr_kd.cli import compare, methods, names, plot_results, privacy, report, reproduce, table
 from flwr_kd.cli.help import Command, Group, usage_error
 from flwr_kd.cli.interrupts import Interrupted, Interrupts
 from flwr_kd.cli.log import one_line_warnings
@@ -44,6 +44,7 @@ app.command(cls=Command)(compare.compare)
 app.command(cls=Command)(reproduce.reproduce)
 app.command("privacy", cls=Command)(privacy.show_privacy)
 app.add_typer(plot_results.plots, name="plot")
+app.command("table", cls=Command)(table.table)
 app.command("report", cls=Command)(report.report)
 _INTERRUPTED = 130
 

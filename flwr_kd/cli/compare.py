@@ -5,10 +5,10 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple, TextIO
 
 import typer
 from click.core import ParameterSource
@@ -17,6 +17,7 @@ from flwr_kd.checks import whole_number
 from flwr_kd.cli.interrupts import Interrupted
 from flwr_kd.cli.log import showing_log
 from flwr_kd.cli.options import ARGUMENTS, RunOptions, UsageError, read_seeds, with_options
+from flwr_kd.cli.table import check_format, print_tables
 from flwr_kd.experiments.options import ExperimentOptions
 
 if TYPE_CHECKING:
@@ -117,21 +118,23 @@ def _run_all(jobs: Sequence[_Job], options: RunOptions) -> None:
 
     if options.force and options.resume:
         raise UsageError("--force begins anew, --resume goes on: give one of them")
-    for job in jobs:
-        # Of several comparisons, those that have not begun have nothing to go on with.
-        resume = options.resume and (len(jobs) == 1 or job.folder is None or resumption.is_there(job.folder))
-        if len(jobs) > 1:
-            print(f"{job.folder}:")
-        _compare(job, options, resume=resume)
+    check_format(options.format)
+    target = sys.stdout
+    with nullcontext() if options.format == "text" else redirect_stdout(sys.stderr):
+        for job in jobs:
+            # Of several comparisons, those that have not begun have nothing to go on with.
+            begun = len(jobs) == 1 or job.folder is None or resumption.is_there(job.folder)
+            if len(jobs) > 1:
+                print(f"{job.folder}:")
+            _compare(job, options, target, resume=options.resume and begun)
 
 
-def _compare(job: _Job, options: RunOptions, *, resume: bool) -> None:
+def _compare(job: _Job, options: RunOptions, target: TextIO, *, resume: bool) -> None:
     from rich.console import Console
 
     from flwr_kd.experiments import comparison
     from flwr_kd.plotting import curves, picture_file
     from flwr_kd.results.columns import check_columns
-    from flwr_kd.results.table import fitting
     from flwr_kd.tracking import chosen_logs, open_logs
 
     choices = chosen_logs(options.log or ())
@@ -163,7 +166,7 @@ def _compare(job: _Job, options: RunOptions, *, resume: bool) -> None:
         run_plan(plan, console, keep_arrays=not options.no_arrays, callbacks=logs)
         result, file = comparison.write(plan)
     picture = curves.plot(result, picture_file(file.parent, "curves"))
-    console.print(*fitting(result, console.width, columns))
+    print_tables(result, options.format, columns, target)
     stated = plan.privacy()
     for line in stated:
         print(f"privacy: {line}")

@@ -58,6 +58,10 @@ class RunOptions:
         "columns of the table, separated by commas: local-accuracy, common-accuracy, global-on-clients, seconds, "
         "... or all",
     )
+    format: str = option(
+        "text",
+        "how the table is printed: text, csv, markdown or latex; all but text leave the rest to stderr",
+    )
     log: list[str] | None = option(
         None,
         "also write the runs to tensorboard[:DIR], mlflow[:URI] or wandb[:PROJECT]; repeatable",

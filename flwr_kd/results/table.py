@@ -14,7 +14,7 @@ from flwr_kd.results.statistics import Difference, differences
 if TYPE_CHECKING:
     from rich.table import Column, Table
 
-__all__ = ["coverage", "difference_table", "fitting", "table"]
+__all__ = ["chosen_columns", "coverage", "difference_table", "fitting", "table"]
 
 _USUAL = ("local_accuracy", "global_accuracy", "server_accuracy", "bytes_up", "bytes_down", "seconds")
 
@@ -55,7 +55,7 @@ def table(comparison: Comparison, columns: Sequence[str] = ()) -> Table:
     shown = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
     shown.add_column("method", overflow="fold")
     rows = comparison.summary()
-    chosen = [COLUMNS[name] for name in _chosen(rows, check_columns(columns))]
+    chosen = [COLUMNS[name] for name in chosen_columns(rows, check_columns(columns))]
     for column in chosen:
         shown.add_column(column.header, justify="right", no_wrap=True)
     for row in rows:
@@ -68,7 +68,8 @@ def table(comparison: Comparison, columns: Sequence[str] = ()) -> Table:
     return shown
 
 
-def _chosen(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[str]:
+def chosen_columns(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[str]:
+    """Return the names of the columns that a table of a summary's rows has; see :func:`table`."""
     measured = [name for name in COLUMNS if any(row[name]["n"] for row in rows)]
     if names:
         # In place of "all", those that have a value and are not named.
@@ -106,7 +107,7 @@ def difference_table(comparison: Comparison, columns: Sequence[str] = ()) -> Tab
     from rich.table import Table
     from rich.text import Text
 
-    names = _chosen(comparison.summary(), check_columns(columns))
+    names = chosen_columns(comparison.summary(), check_columns(columns))
     accuracies = [ACCURACIES[name] for name in names if name in ACCURACIES]
     shares = {each.title: differences(comparison, each.name) for each in accuracies}
     shares = {title: column for title, column in shares.items() if any(column.values())}
