@@ -15,6 +15,7 @@ import typer
 from flwr_kd import __version__
 from flwr_kd.checks import ConfigError, DataError
 from flwr_kd.cli import compare, methods, names, plot_results, privacy, report, reproduce, table
+from flwr_kd.cli.completion import complete, completion
 from flwr_kd.cli.help import Command, Group, usage_error
 from flwr_kd.cli.interrupts import Interrupted, Interrupts
 from flwr_kd.cli.log import one_line_warnings
@@ -46,6 +47,7 @@ app.command("privacy", cls=Command)(privacy.show_privacy)
 app.add_typer(plot_results.plots, name="plot")
 app.command("table", cls=Command)(table.table)
 app.command("report", cls=Command)(report.report)
+app.command("completion", cls=Command)(completion)
 _INTERRUPTED = 130
 
 
@@ -72,6 +74,8 @@ def main() -> None:
         # A code page may lack a letter, such as a Greek one.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
+    if complete(lambda: typer.main.get_command(app)):
+        return
     with Interrupts() as interrupts:
         try:
             with speaking(Interface.COMMAND), one_line_warnings():

@@ -14,6 +14,7 @@ import typer
 from click.core import ParameterSource
 
 from flwr_kd.checks import whole_number
+from flwr_kd.cli.completion import values_of
 from flwr_kd.cli.interrupts import Interrupted
 from flwr_kd.cli.log import showing_log
 from flwr_kd.cli.options import ARGUMENTS, RunOptions, UsageError, read_seeds, with_options
@@ -34,7 +35,7 @@ _SEEDS = "0,1,2"
 
 @with_options
 def simulate(
-    method: Annotated[str, typer.Argument(help=ARGUMENTS["method"])],
+    method: Annotated[str, typer.Argument(help=ARGUMENTS["method"], autocompletion=values_of("method"))],
     experiment: ExperimentOptions,
     options: RunOptions,
     seed: Annotated[int | None, typer.Option(help="seed of every random choice; 0 if not set")] = None,
@@ -55,7 +56,9 @@ def compare(
     context: typer.Context,
     experiment: ExperimentOptions,
     options: RunOptions,
-    methods: Annotated[list[str] | None, typer.Argument(help=ARGUMENTS["methods"])] = None,
+    methods: Annotated[
+        list[str] | None, typer.Argument(help=ARGUMENTS["methods"], autocompletion=values_of("methods"))
+    ] = None,
     config: Annotated[
         Path | None,
         typer.Option(

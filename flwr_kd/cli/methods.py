@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from flwr_kd import registry
+from flwr_kd.cli.completion import values_of
 from flwr_kd.cli.help import columns, definitions, rows_of_width
 from flwr_kd.cli.options import ARGUMENTS
 from flwr_kd.wording import assignment
@@ -27,7 +28,10 @@ _WIDEST = 100
 
 def list_methods(
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
-    shown: Annotated[str | None, typer.Argument(metavar="[METHOD]", help=ARGUMENTS["shown"])] = None,
+    shown: Annotated[
+        str | None,
+        typer.Argument(metavar="[METHOD]", help=ARGUMENTS["shown"], autocompletion=values_of("shown")),
+    ] = None,
 ) -> None:
     """List the methods, or one method's hyper-parameters.
 

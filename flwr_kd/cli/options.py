@@ -16,6 +16,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from flwr_kd.checks import read_whole_number
+from flwr_kd.cli.completion import values_of
 from flwr_kd.experiments.options import option
 
 __all__ = ["ARGUMENTS", "Device", "ResultDir", "RunOptions", "UsageError", "read_seeds", "with_options"]
@@ -25,6 +26,7 @@ ARGUMENTS = {
     "method": "a name from `flwr-kd methods`",
     "methods": "names from `flwr-kd methods`, or of the file of --config; the file's own if not set",
     "experiment": "a table or figure of this list, such as fedhkd/table-1; all are listed if not set",
+    "shell": "bash, zsh or fish",
     "result_dir": "folder of a result of `simulate` or `compare`",
     "result_dirs": "folders of results of `simulate` or `compare`, or folders that have such inside",
 }
@@ -108,7 +110,9 @@ def _parameters_of(group: type[Any]) -> list[inspect.Parameter]:
         flag, is_flag = each.metadata["flag"], hints[each.name] is bool
         # Without its name, Typer gives a flag a second form, --no-....
         names = [flag or f"--{each.name.replace('_', '-')}"] if flag or is_flag else []
-        default = typer.Option(each.default, *names, help=each.metadata["help"])
+        default = typer.Option(
+            each.default, *names, help=each.metadata["help"], autocompletion=values_of(each.name)
+        )
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
         parameters.append(inspect.Parameter(each.name, kind, default=default, annotation=hints[each.name]))
     return parameters

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 import typer
 
 from flwr_kd.checks import ConfigError
+from flwr_kd.cli.completion import values_of
 from flwr_kd.cli.plot_results import ResultDirs, read_results
 from flwr_kd.text import unknown_name
 
@@ -20,7 +21,9 @@ __all__ = ["check_format", "print_tables", "table"]
 
 def table(
     result_dirs: ResultDirs,
-    format: Annotated[str, typer.Option(help="text, csv, markdown or latex")] = "text",
+    format: Annotated[
+        str, typer.Option(help="text, csv, markdown or latex", autocompletion=values_of("format"))
+    ] = "text",
     columns: Annotated[str | None, typer.Option(help="columns, separated by commas, as of `compare`")] = None,
 ) -> None:
     """Print the tables of results: text, CSV, Markdown or LaTeX."""

@@ -45,6 +45,8 @@ def test_help_version_and_methods_import_nothing_heavy() -> None:
         "plot landscape --help",
         "plot classes --help",
         "report --help",
+        "table --help",
+        "completion bash",
     )
     python(PROGRAM, *commands)
 
