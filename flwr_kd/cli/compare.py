@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from flwr_kd.experiments.comparison import Entry, Plan
     from flwr_kd.experiments.resumption import Unfinished
     from flwr_kd.server.callbacks import Callback
+    from flwr_kd.server.records import RoundStats
 
 __all__ = ["compare", "run_plan", "simulate"]
 
@@ -184,33 +185,46 @@ def _compare(job: _Job, options: RunOptions, target: TextIO, *, resume: bool) ->
 
 
 def run_plan(plan: Plan, console: Console, *, keep_arrays: bool, callbacks: Sequence[Callback] = ()) -> None:
-    """Run a comparison with a progress bar over the rounds of all its runs."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    """Run a comparison with a bar over the rounds of all its runs: accuracy so far, time so far and time left."""
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
 
     from flwr_kd.experiments import comparison
     from flwr_kd.experiments.experiment import Experiment
+    from flwr_kd.server.callbacks import Callback
+    from flwr_kd.tracking import accuracies
 
     columns = (
         TextColumn("{task.description}"),
-        BarColumn(),
+        BarColumn(bar_width=16),
         MofNCompleteColumn(),
         TextColumn("rounds"),
+        TextColumn("{task.fields[accuracy]}"),
         TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
     )
+
+    class Bar(Callback):
+        def on_round(self, stats: RoundStats) -> None:
+            progress.update(bar, advance=1, accuracy=accuracies(stats))
+
     with Progress(*columns, console=console) as progress:
-        bar = progress.add_task("", total=plan.rounds)
+        bar = progress.add_task("", total=plan.rounds, accuracy="")
 
         def begin(entry: comparison.Entry, experiment: Experiment, done: int) -> None:
-            progress.update(bar, description=f"{entry.name}, seed {experiment.seed}")
-            progress.advance(bar, done)
+            progress.update(bar, description=f"{entry.name}, seed {experiment.seed}", accuracy="")
+            if done:
+                # Rounds that took no time now must not make the time left look short.
+                progress.reset(bar, completed=int(progress.tasks[0].completed) + done)
 
-        comparison.run(
-            plan,
-            keep_arrays=keep_arrays,
-            on_run=begin,
-            on_round=lambda stats: progress.advance(bar),
-            callbacks=callbacks,
-        )
+        comparison.run(plan, keep_arrays=keep_arrays, on_run=begin, callbacks=[Bar(), *callbacks])
 
 
 @contextmanager

@@ -34,11 +34,12 @@ from flwr_kd.experiments.run_settings import (
     fraction_train,
     knowledge_aggregation,
     measure,
+    result_folder,
     text,
     whole,
 )
 from flwr_kd.experiments.runner import round_result
-from flwr_kd.results.files import check_free
+from flwr_kd.results.files import FILE_NAME, check_free
 from flwr_kd.results.provenance import versions
 from flwr_kd.results.schema import Comparison, RunResult
 from flwr_kd.server.callbacks import Callbacks
@@ -46,7 +47,7 @@ from flwr_kd.server.parameters import parameters_of
 from flwr_kd.server.records import KDResult, shared_histogram
 from flwr_kd.server.strategy import KDStrategy
 from flwr_kd.text import unknown_name
-from flwr_kd.tracking import chosen_logs, open_logs
+from flwr_kd.tracking import RoundLines, chosen_logs, open_logs
 
 __all__ = [
     "ClientData",
@@ -250,7 +251,7 @@ def strategy_options(context: Context) -> dict[str, Any]:
     ``checkpoint-dir``         ``checkpoint_dir``; None if empty    empty
     ``resume``                 ``resume``                           false
     ``cores``                  ``cores``; all of them if 0          0
-    ``log``                    ``callbacks``; none if empty         empty
+    ``log``                    ``callbacks``, also a line per round  empty
     =========================  ===================================  ================
 
     ``timeout`` is not among them; see :func:`phase_timeout`.
@@ -281,23 +282,23 @@ def strategy_options(context: Context) -> dict[str, Any]:
         "checkpoint_dir": folder,
         "resume": resume,
         "cores": cores(context),
-        "callbacks": _logs(context),
+        "callbacks": _callbacks(context),
     }
 
 
-def _logs(context: Context) -> Callbacks:
-    """Return the callbacks of the trackers that ``log`` of the run config names, with the run's settings."""
+def _callbacks(context: Context) -> Callbacks:
+    """Return the callbacks that log a line per round, and those of the trackers that ``log`` names."""
     named = text(context, "log")
     choices = chosen_logs([named] if named else [])
     for kind, target in choices:
         if kind == "tensorboard" and target and not Path(target).is_absolute():
             raise ConfigError(f"log: the folder of tensorboard must be an absolute path, got {target!r}")
-    home = Path.home() / "flwr-kd"
-    folder = absolute(context, "out") or home / "runs" / str(context.run_id)
-    logs = open_logs(choices, folder, home)
+    home, result = Path.home() / "flwr-kd", result_folder(context)
+    logs = open_logs(choices, result or home / "runs" / str(context.run_id), home)
     for each in logs:
         log(INFO, "log: %s", each.place)
-    return Callbacks(logs, settings=experiment(context).shared() if logs else {})
+    lines = RoundLines(None if result is None else result / FILE_NAME)
+    return Callbacks([lines, *logs], settings=experiment(context).shared() if logs else {})
 
 
 def _warn_of_unread(context: Context) -> None:
@@ -389,7 +390,10 @@ def hyperparameters(method: registry.Method, settings: Mapping[str, Any]) -> Met
 
 
 def output_folder(context: Context) -> Path | None:
-    """Return the folder ``out`` of the run config, to which a result can be saved; None if it is empty.
+    """Return the folder of the result: ``out`` of the run config, or one of the run's own if it is empty.
+
+    That is ``flwr-kd/runs/`` and the run's id in the home folder of the server's user. None if ``out`` is ``none``:
+    no result is written.
 
     Raises
     ------
@@ -398,7 +402,7 @@ def output_folder(context: Context) -> Path | None:
     ResultExistsError, ResultError
         If the folder has a result, or is no folder.
     """
-    out = absolute(context, "out")
+    out = result_folder(context)
     if out is not None:
         check_free(out, force=False, ways=())
     return out

@@ -23,6 +23,7 @@ __all__ = [
     "fraction_train",
     "knowledge_aggregation",
     "measure",
+    "result_folder",
     "text",
     "whole",
 ]
@@ -152,6 +153,17 @@ def knowledge_aggregation(context: Context) -> str:
 def fraction_train(context: Context) -> float:
     """Return ``fraction-train``; 1 if it is missing."""
     return share("fraction-train", context.run_config.get("fraction-train", 1.0), open_low=True)
+
+
+def result_folder(context: Context) -> Path | None:
+    """Return the folder of a run's result; None if ``out`` is ``none``.
+
+    If ``out`` is empty or missing, it is a folder of the run's own in the home folder of the server's user: the
+    server's working directory is that of whoever started the SuperLink.
+    """
+    if text(context, "out") == "none":
+        return None
+    return absolute(context, "out") or Path.home() / "flwr-kd" / "runs" / str(context.run_id)
 
 
 def absolute(context: Context, name: str) -> Path | None:

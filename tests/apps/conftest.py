@@ -20,6 +20,13 @@ from tests.superlink import SuperLink
 pytest.register_assert_rewrite("tests.apps.applications")
 
 
+@pytest.fixture(autouse=True)
+def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Keep results for which a run names no folder out of the user's home."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
 class Simulation(SuperLink):
     """A SuperLink with Flower's simulation runtime."""
 

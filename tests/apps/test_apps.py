@@ -81,8 +81,8 @@ def test_the_result_is_what_was_run(app: App, module: Module, tmp_path: Path) ->
 
 
 @every
-def test_nothing_is_written_without_out(app: App, module: Module, monkeypatch: pytest.MonkeyPatch) -> None:
-    context = app.context(num_server_rounds=1, model="mlp")
+def test_nothing_is_written_with_out_none(app: App, module: Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    context = app.context(num_server_rounds=1, model="mlp", out="none")
     grid = InlineGrid(module(app.name, "client_app").app, 2, run_config=context.run_config)
     server = module(app.name, "server_app")
     monkeypatch.setattr(server, "save", None)

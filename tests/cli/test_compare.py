@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,21 @@ def test_simulate_writes_a_result_and_curves(command: Command, tmp_path: Path) -
     # The result is read as it was written.
     read = files.load(tmp_path / "here")
     assert read.runs[0].rounds[-1].local_accuracy == local
+
+
+def test_the_bar_has_accuracy_and_time_left(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    # As on a terminal, where each state of the bar is written.
+    for name, value in {"FORCE_COLOR": "1", "TERM": "xterm"}.items():
+        monkeypatch.setenv(name, value)
+    code, out, _ = command("simulate", "fedavg", *SMALL, "--out", "here")
+    assert code == 0
+    bar = next(
+        line for line in re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", out).splitlines() if "2/2 rounds" in line
+    )
+    rounds = files.load(Path("here")).runs[0].rounds
+    assert rounds[-1].local_accuracy is not None
+    assert f"local {100 * rounds[-1].local_accuracy:.1f} %" in bar
+    assert "left 0:00:00" in bar
 
 
 def test_a_warning_is_written_once_in_the_words_of_the_command(

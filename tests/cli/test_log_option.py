@@ -82,10 +82,10 @@ def test_an_app_has_its_logs_beside_the_result(
     app_settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert len(strategy_options(context_of(app_settings))["callbacks"]) == 0
-    (log,) = strategy_options(context_of(app_settings, log="tensorboard", out="/data/x"))["callbacks"]
+    assert len(strategy_options(context_of(app_settings))["callbacks"]) == 1  # a line per round
+    (_, log) = strategy_options(context_of(app_settings, log="tensorboard", out="/data/x"))["callbacks"]
     assert log.folder == Path("/data/x/tensorboard")
-    (log,) = strategy_options(context_of(app_settings, log="tensorboard"))["callbacks"]
+    (_, log) = strategy_options(context_of(app_settings, log="tensorboard"))["callbacks"]
     assert log.folder == tmp_path / "flwr-kd" / "runs" / "7" / "tensorboard"
     with pytest.raises(
         ConfigError, match=r"log: the folder of tensorboard must be an absolute path, got 'x'"
