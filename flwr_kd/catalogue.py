@@ -37,6 +37,7 @@ DATASETS: Mapping[str, str] = MappingProxyType(
         "unicauca75": "80 numbers of a network flow, 75 applications: up to 3,577,296 flows, from its csv file",
         "unicauca141": "44 numbers of a network flow, 141 services: up to 2,704,839 flows, from its csv file",
         "csv:PATH": "a table of numbers with a column of labels, from a csv file",
+        "package.module:function": "your own, as flwr_kd.data.Samples",
     }
 )
 """Names that :func:`flwr_kd.data.load` accepts."""
@@ -101,6 +102,7 @@ PARTITIONS: Mapping[str, str] = MappingProxyType(
         "inner-dirichlet:ALPHA": "parts of equal size, each client's class mix from Dirichlet(ALPHA)",
         "pathological:K": "samples of exactly K classes per client; sizes differ",
         "ktpfl-1[:MANY]": "two groups of clients with opposite class mixes, 450, MANY or max per frequent class",
+        "natural:COLUMN": "a client for each value of a column, such as a person, of a data set that has some",
         "ktpfl-2[:EACH]": "two random classes per client, 300 (or EACH, or max) samples of each",
     }
 )

@@ -13,12 +13,12 @@ from flwr_kd.models.networks import ARCHITECTURES, PREDICTORS, SPLIT_MODELS
 
 
 def test_the_names_are_those_of_the_code() -> None:
-    assert list(catalogue.DATASETS) == [*loading._LOADERS, "csv:PATH"]
+    assert list(catalogue.DATASETS) == [*loading._LOADERS, "csv:PATH", "package.module:function"]
     assert list(catalogue.MODELS) == sorted([*ARCHITECTURES, *SPLIT_MODELS])
     assert list(catalogue.PREDICTORS) == list(PREDICTORS)
     labels = np.repeat(np.arange(4), 600)
     values = {"ALPHA": "0.5", "K": "2", "[:MANY]": "", "[:EACH]": ":30"}
-    for form in catalogue.PARTITIONS:
+    for form in sorted(set(catalogue.PARTITIONS) - {"natural:COLUMN"}):
         spec = re.sub(r"ALPHA|K$|\[:.*\]", lambda match: values[match[0]], form)
         assert len(partition(labels, spec, num_clients=2, seed=0)) == 2
 

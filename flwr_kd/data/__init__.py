@@ -17,11 +17,12 @@ Examples
 
 from flwr_kd.checks import DataError
 from flwr_kd.data._base import ArrayDataset, Bundle, as_labels, require
+from flwr_kd.data._function import Samples
 from flwr_kd.data.augmentation import AUGMENTATIONS, augmentation, random_affine
 from flwr_kd.data.imbalance import long_tail
 from flwr_kd.data.loading import DATASETS, check_data_dir, holds_back, load, load_public, public_name
 from flwr_kd.data.own import DataSpec, load_own, load_samples, load_test
-from flwr_kd.data.partitioning import PARTITIONS, histogram, partition, split
+from flwr_kd.data.partitioning import PARTITIONS, histogram, natural, partition, split
 from flwr_kd.data.selection import Selection
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "Bundle",
     "DataError",
     "DataSpec",
+    "Samples",
     "Selection",
     "as_labels",
     "augmentation",
@@ -44,6 +46,7 @@ __all__ = [
     "load_samples",
     "load_test",
     "long_tail",
+    "natural",
     "partition",
     "public_name",
     "random_affine",

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
@@ -110,6 +110,8 @@ class Bundle:
         Shape of one input: ``(C, H, W)`` for images, ``(F,)`` for texts and tables, ``(L,)`` for token ids.
     vocabulary : int
         Number of token ids, including those of padding and unknown words; 0 if inputs are not token ids.
+    columns : mapping of str to ndarray
+        What else is known of each training sample, ``[N]``, for partitions ``natural:COLUMN``.
     """
 
     name: str
@@ -118,6 +120,12 @@ class Bundle:
     num_classes: int
     input_shape: tuple[int, ...]
     vocabulary: int = 0
+    columns: Mapping[str, AnyArray] = field(default_factory=dict)
+
+    def with_training(self, rows: AnyArray) -> Bundle:
+        """Return the data set with some of the training samples, by their positions ``[n]``."""
+        columns = {name: values[rows] for name, values in self.columns.items()}
+        return replace(self, train=self.train.subset(rows), columns=columns)
 
     def padded(self, side: int) -> Bundle:
         """Return the data set with images padded to this side, with the smallest value of the training images.

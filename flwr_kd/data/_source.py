@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from flwr_kd.checks import DataError
@@ -16,21 +16,27 @@ class Part:
     """Inputs in the form of the set's files, and labels.
 
     Inputs are images (uint8, or floats in [0, 1], ``[N, C, H, W]``; or paths, as objects ``[N]``), texts (str
-    objects, ``[N]``) or table rows (float64, ``[N, F]``).
+    objects, ``[N]``) or table rows (float64, ``[N, F]``). Columns say more of each sample, ``[N]``, such as the
+    person that it comes from.
     """
 
     inputs: AnyArray
     labels: IntArray
+    columns: Mapping[str, AnyArray] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if len(self.inputs) != len(self.labels):
             raise DataError(f"{len(self.inputs)} inputs do not fit {len(self.labels)} labels")
+        for name, values in self.columns.items():
+            if len(values) != len(self.labels):
+                raise DataError(f"column {name!r} has {len(values)} values for {len(self.labels)} samples")
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def __getitem__(self, rows: AnyArray) -> Part:
-        return Part(self.inputs[rows], self.labels[rows])
+        columns = {name: values[rows] for name, values in self.columns.items()}
+        return Part(self.inputs[rows], self.labels[rows], columns)
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from flwr_kd import catalogue
+from flwr_kd.by_name import names_function
 from flwr_kd.checks import DataError, whole_number
-from flwr_kd.data import _image_trees, _images, _tables, _texts
+from flwr_kd.data import _function, _image_trees, _images, _tables, _texts
 from flwr_kd.data._base import AnyArray, ArrayDataset, Bundle
 from flwr_kd.data._files import check_data_dir
 from flwr_kd.data._source import Part, Source
@@ -111,7 +112,8 @@ def load(
     ``unicauca75``          its csv file, label ``L7Protocol``           as found       a fifth
     ``unicauca141``         its csv file, label ``web_service``          as found       a fifth
     ``csv:PATH``            the file                                     as found       a fifth
-    ======================= ===========================================  =============  ====================
+    ``package.module:f``    :class:`flwr_kd.data.Samples` of a function  as found       a fifth
+    ======================= ===========================================  =============  =============
 
     CheXpert's radiographs have several labels each. Here a class is the only positive one: uncertain labels count
     as negative, and radiographs with several positive labels or none are left out. Its test set has a fifth of the
@@ -128,6 +130,8 @@ def load(
     including stop words, with L = 200 for ``20newsgroups-tokens`` and L = 64 for the others. 0 is padding, at the
     end; 1 is a word outside the vocabulary; from 2 on come the most frequent words of the training part, also
     before ``limit``. There are at most 10,000 ids. A text without words is a row of zeros.
+
+    A function of a user's own, ``package.module:function``, is called without arguments, once per process.
 
     All data is in memory as float32 (token ids as int64); the largest set, ``emnist-byclass``, takes 2.6 GB.
     ``limit`` is applied before images are decoded and converted.
@@ -192,6 +196,7 @@ def load(
         num_classes=divided.num_classes,
         input_shape=tuple(train_x.shape[1:]),
         vocabulary=divided.vocabulary,
+        columns=train.columns,
     )
 
 
@@ -368,6 +373,8 @@ def _divide(
     vocabulary = 0
     if _kind(name) == "images":
         encode = _image_encoder(name)
+    elif _kind(name) == "own":
+        encode, vocabulary = torch.from_numpy, _function.samples(name).vocabulary
     elif name in _texts.TOKEN_SPECS:
         encode, vocabulary = _texts.token_encoder(train.inputs, _texts.TOKEN_SPECS[name])
     elif _kind(name) == "texts":
@@ -410,13 +417,16 @@ def _image_encoder(name: str) -> Callable[[AnyArray], Tensor]:
 
 def _kind(name: str) -> str:
     _check_name(name)
+    if names_function(name):
+        return "own"
     if name in _images.SPECS:
         return "images"
     return "texts" if name in _texts.SPECS or name in _texts.TOKEN_SPECS else "tables"
 
 
 def _check_name(name: object) -> None:
-    if not isinstance(name, str) or not (name in _LOADERS or (name.startswith("csv:") and len(name) > 4)):
+    known = name in _LOADERS or (isinstance(name, str) and name.startswith("csv:") and len(name) > 4)
+    if not known and not names_function(name):
         raise DataError(unknown_name("data set", str(name), DATASETS))
 
 
@@ -425,6 +435,8 @@ def _source(name: str, data_dir: str | None) -> Source:
     check_data_dir(data_dir, name)
     if name in _LOADERS:
         return _LOADERS[name](None if data_dir is None else Path(data_dir).expanduser())
+    if names_function(name):
+        return _function.source(name)
     return _tables.read_csv(_csv_path(name, data_dir))
 
 

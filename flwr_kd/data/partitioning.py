@@ -12,7 +12,7 @@ import bisect
 import logging
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from flwr_kd.data._base import AnyArray, IntArray, as_indices, as_labels, requir
 from flwr_kd.seeding import derive_seed, numpy_generator
 from flwr_kd.text import unknown_name
 
-__all__ = ["PARTITIONS", "histogram", "partition", "split"]
+__all__ = ["PARTITIONS", "histogram", "natural", "partition", "split"]
 
 PARTITIONS: tuple[str, ...] = tuple(catalogue.PARTITIONS)
 """Forms that :func:`partition` accepts; :data:`flwr_kd.catalogue.PARTITIONS` has a line about each."""
@@ -48,6 +48,8 @@ def partition(
     labels: Tensor | AnyArray | Sequence[int], spec: str, *, num_clients: int, seed: int
 ) -> list[IntArray]:
     """Divide samples among clients.
+
+    For partitions by a column of the data set see :func:`natural`.
 
     Parameters
     ----------
@@ -132,6 +134,47 @@ def partition(
     order = numpy_generator(seed, "partition", "order").permutation(len(classes))
     parts = divide(classes[order], parameter, num_clients, seed)
     return [order[part].astype(np.int64) for part in parts]
+
+
+def natural(columns: Mapping[str, AnyArray], spec: str, *, num_clients: int) -> list[IntArray]:
+    """Divide samples by a column, such as the person that each comes from: one client for each of its values.
+
+    Parameters
+    ----------
+    columns : mapping of str to ndarray
+        ``[N]`` each: :attr:`flwr_kd.data.Bundle.columns`.
+    spec : str
+        ``natural:COLUMN``.
+    num_clients : int
+        The number of values in the column.
+
+    Returns
+    -------
+    list of ndarray
+        For each client the positions of its samples, int64, ascending; clients in the order of the values.
+
+    Raises
+    ------
+    DataError
+        If there is no such column, or it has another number of values.
+
+    Examples
+    --------
+    >>> speakers = {"speaker": np.array(["b", "a", "b"])}
+    >>> [part.tolist() for part in natural(speakers, "natural:speaker", num_clients=2)]
+    [[1], [0, 2]]
+    """
+    name = spec.partition(":")[2]
+    if name not in columns:
+        known = ", ".join(f"natural:{column}" for column in columns) or "none: it has no columns"
+        raise DataError(f"partition {spec!r} needs a column of the data set, got {name!r}; valid: {known}")
+    values, groups = np.unique(columns[name], return_inverse=True)
+    if len(values) != num_clients:
+        raise DataError(
+            f"partition {spec!r} has a client for each of the {len(values)} values in the column: set "
+            f"clients={len(values)}, got {num_clients}"
+        )
+    return [np.flatnonzero(groups == group).astype(np.int64) for group in range(len(values))]
 
 
 def split(
@@ -272,6 +315,8 @@ def _parse(spec: str) -> tuple[_Divide, float]:
     kind, colon, text = spec.partition(":")
     if spec == "iid":
         return _iid, 0.0
+    if kind == "natural":
+        raise DataError(f"partition {spec!r} needs a data set with columns: see flwr_kd.data.natural")
     if kind in ("ktpfl-1", "ktpfl-2") and text == _MOST:
         return (_ktpfl_1 if kind == "ktpfl-1" else _ktpfl_2), math.inf
     if kind == "ktpfl-1":

@@ -142,12 +142,15 @@ def _parsed(text: object) -> list[tuple[int, int]]:
 
 def _of_classes(part: Part, numbers: list[int]) -> Part:
     kept = part[np.isin(part.labels, numbers)]
-    return Part(kept.inputs, np.searchsorted(numbers, kept.labels).astype(np.int64))
+    return Part(kept.inputs, np.searchsorted(numbers, kept.labels).astype(np.int64), kept.columns)
 
 
 def _joined(first: Part, second: Part) -> Part:
     inputs = np.concatenate([first.inputs, second.inputs])
-    return Part(inputs, np.concatenate([first.labels, second.labels]))
+    # What only one part says of its samples is not known of all.
+    shared = [name for name in first.columns if name in second.columns]
+    columns = {name: np.concatenate([first.columns[name], second.columns[name]]) for name in shared}
+    return Part(inputs, np.concatenate([first.labels, second.labels]), columns)
 
 
 def _capped(part: Part, limit: int, seed: int) -> Part:

@@ -24,6 +24,7 @@ from flwr_kd.data import (
     load,
     load_public,
     long_tail,
+    natural,
     partition,
     public_name,
     split,
@@ -236,11 +237,11 @@ def _bundle(options: DataOptions, seed: int) -> Bundle:
         rows = np.arange(len(bundle.train))
         split_seed = derive_seed(seed, "validation")
         fit, held = split(bundle.train.y, rows, test_fraction=_VALIDATION_SHARE, seed=split_seed)
-        bundle = replace(bundle, train=bundle.train.subset(fit), test=bundle.train.subset(held))
+        bundle = replace(bundle.with_training(fit), test=bundle.train.subset(held))
     if options.imbalance is None:
         return bundle
     rows = long_tail(bundle.train.y, options.imbalance, seed=seed)
-    return replace(bundle, train=bundle.train.subset(rows))
+    return bundle.with_training(rows)
 
 
 @functools.lru_cache(maxsize=1)
@@ -257,8 +258,12 @@ def _public(options: DataOptions, seed: int, own: DataSpec | None) -> ArrayDatas
 
 @functools.lru_cache(maxsize=2)
 def _splits(options: DataOptions, seed: int, spec: str, clients: int, test_fraction: float) -> Splits:
-    labels = _bundle(replace(options, image_size=None), seed).train.y
-    parts = partition(labels, spec, num_clients=clients, seed=seed)
+    bundle = _bundle(replace(options, image_size=None), seed)
+    labels = bundle.train.y
+    if spec.startswith("natural:"):
+        parts = natural(bundle.columns, spec, num_clients=clients)
+    else:
+        parts = partition(labels, spec, num_clients=clients, seed=seed)
     return [
         split(labels, part, test_fraction=test_fraction, seed=derive_seed(seed, "split", i))
         for i, part in enumerate(parts)

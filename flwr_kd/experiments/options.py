@@ -68,7 +68,9 @@ class DataOptions:
         Maximum number of public samples; 5,000 is FedHEAD's number.
     """
 
-    dataset: str = option("digits", "a name of `flwr-kd datasets`, or csv:PATH")
+    dataset: str = option(
+        "digits", "a name of `flwr-kd datasets`, csv:PATH, or your own package.module:function"
+    )
     data_dir: str | None = option(None, "folder of data files")
     classes: str | None = option(
         None, "classes to use, by number: 10 for the first ten, or 0,3,5 or 10-19; all if not set"
