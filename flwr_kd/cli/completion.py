@@ -36,7 +36,7 @@ _VALUES: dict[str, Callable[[], Iterable[str]]] = {
 }
 """By parameter, the names that it takes. Only these are offered; other values may be allowed as well."""
 _SEPARATED = ("model",)
-_OPEN = re.compile(r"\[.*|(?<=:)[A-Z].*")
+_OPEN = re.compile(r"\[.*|(?<=:)[A-Z].*|^package\.module:function$")
 """What a user has to say of a form such as ``dirichlet:ALPHA`` or ``ktpfl-1[:MANY]``."""
 
 
@@ -52,7 +52,7 @@ def values_of(parameter: str) -> Callable[[str], list[str]] | None:
     def fitting(incomplete: str) -> list[str]:
         before, comma, last = incomplete.rpartition(",") if parameter in _SEPARATED else ("", "", incomplete)
         names = (_OPEN.sub("", name) for name in _VALUES[parameter]())
-        return [f"{before}{comma}{name}" for name in dict.fromkeys(names) if name.startswith(last)]
+        return [f"{before}{comma}{name}" for name in dict.fromkeys(names) if name and name.startswith(last)]
 
     return fitting
 

@@ -113,7 +113,7 @@ def load(
     ``unicauca141``         its csv file, label ``web_service``          as found       a fifth
     ``csv:PATH``            the file                                     as found       a fifth
     ``package.module:f``    :class:`flwr_kd.data.Samples` of a function  as found       a fifth
-    ======================= ===========================================  =============  =============
+    ======================= ===========================================  =============  ====================
 
     CheXpert's radiographs have several labels each. Here a class is the only positive one: uncertain labels count
     as negative, and radiographs with several positive labels or none are left out. Its test set has a fifth of the
