@@ -251,7 +251,7 @@ def strategy_options(context: Context) -> dict[str, Any]:
     ``checkpoint-dir``         ``checkpoint_dir``; None if empty    empty
     ``resume``                 ``resume``                           false
     ``cores``                  ``cores``; all of them if 0          0
-    ``log``                    ``callbacks``, also a line per round  empty
+    ``log``                    ``callbacks``, besides round lines   empty
     =========================  ===================================  ================
 
     ``timeout`` is not among them; see :func:`phase_timeout`.

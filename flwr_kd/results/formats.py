@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["FORMATS", "csv_text", "latex_cell", "latex_text", "markdown_cell", "markdown_text"]
 
 FORMATS = ("text", "csv", "markdown", "latex")
+"""Names of the forms in which tables are printed; ``text`` is that of :mod:`flwr_kd.results.table`."""
 _MARKDOWN = re.compile(r"([\\`*_<>|~\[\]#$])")
 _LATEX = {
     "\\": r"\textbackslash{}",
