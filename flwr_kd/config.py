@@ -48,7 +48,7 @@ _USUAL = {
     "weight_decay": "wd l2 l2reg regularization decayweight",
     "proximal_mu": "mu proxmu fedproxmu proximalterm proximalweight",
     "temperature": "t temp tau kdtemperature distilltemperature",
-    "dp_clip": "clippingnorm updateclip",
+    "dp_clip": "updateclip",
     "dp_noise": "noisemultiplier",
     "dp_sgd_clip": "maxgradnorm l2normclip",
     "server_learning_rate": "serverlr etag globallr",
