@@ -39,6 +39,7 @@ PROGRAMS = {
     "load.json": ["load.py", "--nodes", "8", "--out"],
     "overhead.json": ["overhead.py", "--json"],
     "refine.json": ["refine.py", "--out"],
+    "robustness": ["robustness.py", "--out"],
     "scale.json": ["scale.py", "--out"],
     "search-baselines.json": ["search.py", "--out"],
     "slim.json": ["slim.py", "--out"],

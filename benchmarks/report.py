@@ -25,6 +25,7 @@ import grids
 import numpy as np
 import overhead as overhead_program
 import remake
+import robustness_tables
 import scale as scale_program
 from accuracy import BASELINES as BASELINES_ROWS
 from accuracy import (
@@ -491,6 +492,17 @@ def printed(name: str) -> str:
     return "```text\n" + "\n\n".join(printed) + "\n```"
 
 
+def robustness(attackers: str) -> str:
+    """Return what attacks leave of each method, and what its best defence saves."""
+    return markdown(*robustness_tables.summary(RESULTS / "robustness", int(attackers)))
+
+
+def robustness_methods(attackers: str) -> str:
+    """Return a table of attacks and defences for each method."""
+    tables = robustness_tables.details(RESULTS / "robustness", int(attackers))
+    return "\n\n".join(f"**`{name}`**\n\n{markdown(header, rows)}" for name, header, rows in tables)
+
+
 TABLES: dict[str, Callable[..., str]] = {
     "side-by-side": side_by_side,
     "methods": of_methods,
@@ -506,6 +518,8 @@ TABLES: dict[str, Callable[..., str]] = {
     "growth": growth,
     "grid": grid,
     "made-with": made_with,
+    "robustness": robustness,
+    "robustness-methods": robustness_methods,
     "printed": printed,
 }
 

@@ -1,9 +1,11 @@
 """What lying clients cost each method, and what a robust mean saves: 10 clients of which some attack, digits.
 
-An attack that changes nothing of what a method's clients send is left out, and so is a defence that a method does
-not have. Each run that is done is kept: the program goes on where it was. A file holds one method's runs.
+Local training and models are those of accuracy.py. An attack that changes nothing of what a method's clients send
+is left out, and so is a defence that a method does not have. Each run that is done is kept: the program goes on
+where it was. A file holds one method's runs.
 
 Usage: python benchmarks/robustness.py --out FOLDER [--methods NAME,...] [--attackers N] [--seeds 0,1,2]
+           [--data digits|fashion-mnist] [--further]     (--further: all other attacks as well)
 """
 
 from __future__ import annotations
@@ -17,7 +19,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import accuracy
+from accuracy import RATES, SETTINGS_OF
+
 from flwr_kd import registry
+from flwr_kd.experiments.attacks import parse_attack
 from flwr_kd.experiments.errors import SimulationError
 from flwr_kd.experiments.experiment import Experiment, attacker_ids
 from flwr_kd.experiments.runner import run
@@ -26,6 +32,10 @@ from flwr_kd.registry import Method
 from flwr_kd.results.provenance import versions
 
 CLIENTS, ROUNDS, PARTITION = 10, 10, "inner-dirichlet:0.5"
+DATA: dict[str, dict[str, Any]] = {
+    "digits": {"dataset": "digits"},
+    "fashion-mnist": {"dataset": "fashion-mnist", "limit": 1500, "test_limit": 1000, "model": "lenet"},
+}
 ON_MODELS = ("sign-flip:20", "gaussian:10", "alie:1.5")
 ON_KNOWLEDGE = {
     "predictions": "lma",
@@ -36,6 +46,7 @@ ON_KNOWLEDGE = {
 """One attack on knowledge, by the first of these fields that a method's clients send."""
 LABELS = "label-flip:permute"
 """The attack on methods whose clients send neither models nor such fields."""
+FURTHER = (LABELS, "scale:10", "ipm", "nan", "payload", "cpa", "count:100000")
 
 
 class Defence(NamedTuple):
@@ -46,13 +57,17 @@ class Defence(NamedTuple):
 
 
 def defences(attackers: int) -> tuple[Defence, ...]:
-    """Return the defences, which know how many clients attack, as their papers assume."""
+    """Return the defences, which know how many clients attack, as their papers assume.
+
+    Krum needs 2F + 3 clients, and a trimmed mean someone in the middle.
+    """
     share, honest = f"trimmed-mean:{attackers / CLIENTS:g}", CLIENTS - attackers
+    krum = (Defence(f"multi-krum:{attackers}:{honest}"),) if 2 * attackers + 3 <= CLIENTS else ()
     return (
         Defence(),
         Defence("median"),
         Defence(share),
-        Defence(f"multi-krum:{attackers}:{honest}"),
+        *krum,
         Defence(knowledge="median"),
         Defence("median", "median"),
     )
@@ -66,42 +81,56 @@ def main() -> None:
     parser.add_argument("--methods", default=",".join(registry.methods()))
     parser.add_argument("--attackers", type=int, default=2)
     parser.add_argument("--seeds", default="0,1,2")
+    parser.add_argument("--data", choices=DATA, default="digits")
+    parser.add_argument("--further", action="store_true", help="all other attacks as well")
     options = parser.parse_args()
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
     options.out.mkdir(parents=True, exist_ok=True)
     for name in options.methods.split(","):
-        measure(
-            registry.get(name),
-            options.attackers,
-            [int(seed) for seed in options.seeds.split(",")],
-            options.out,
-        )
+        study = Study(registry.get(name), options.data, options.attackers, options.further)
+        measure(study, [int(seed) for seed in options.seeds.split(",")], options.out)
 
 
-def measure(method: Method, attackers: int, seeds: list[int], folder: Path) -> None:
-    """Run what is missing of a method, and write its file after each run."""
-    path = folder / f"{method.name}-{attackers}.json"
+class Study(NamedTuple):
+    """A method, its data, the number of attackers, and whether it meets all attacks."""
+
+    method: Method
+    data: str = "digits"
+    attackers: int = 2
+    further: bool = False
+
+    @property
+    def file_name(self) -> str:
+        """The result's name."""
+        data = "" if self.data == "digits" else f"-{self.data}"
+        return f"{self.method.name}{data}-{self.attackers}.json"
+
+
+def measure(study: Study, seeds: list[int], folder: Path) -> None:
+    """Run what is missing of a study, and write its file after each run."""
+    path = folder / study.file_name
     rows: list[dict[str, Any]] = json.loads(path.read_text())["runs"] if path.exists() else []
     done = {(row["attack"], row["models"], row["knowledge"], row["seed"]) for row in rows}
     for seed in seeds:
-        for attack, defence in cases(method, attackers):
+        for attack, defence in cases(study):
             if (attack, *defence, seed) in done:
                 continue
-            print(f"{method.name}: {attack}, {'/'.join(defence)}, seed {seed}", file=sys.stderr, flush=True)
-            rows.append(measured(method, attack, defence, attackers, seed))
-            document = {"versions": versions(), "attackers": attackers, "runs": rows}
+            print(f"{path.stem}: {attack}, {'/'.join(defence)}, seed {seed}", file=sys.stderr, flush=True)
+            rows.append(measured(study, attack, defence, seed))
+            document = {
+                "versions": versions(),
+                "attackers": study.attackers,
+                "data": study.data,
+                "runs": rows,
+            }
             write_atomically(path, (json.dumps(document, indent=1) + "\n").encode(), mode=0o644)
 
 
-def cases(method: Method, attackers: int) -> Iterator[tuple[str, Defence]]:
+def cases(study: Study) -> Iterator[tuple[str, Defence]]:
     """Yield the attacks that change what a method's clients send, beside none, each with the defences it has."""
-    strategy = method.strategy
-    fields = {name for kind in strategy.reply_payloads.values() for name in kind.__dataclass_fields__}  # type: ignore[attr-defined]
-    attacks = ["none", *(ON_MODELS if strategy.reply_arrays else ())]
-    knowledge = next((attack for field, attack in ON_KNOWLEDGE.items() if field in fields), None)
-    attacks += [knowledge] if knowledge else [] if strategy.reply_arrays else [LABELS]
-    for attack in attacks:
-        for defence in defences(attackers):
+    strategy = study.method.strategy
+    for attack in attacks_of(study.method) + (further_of(study.method) if study.further else []):
+        for defence in defences(study.attackers):
             if defence.models != "mean" and not strategy.averages_models:
                 continue
             if defence.knowledge != "mean" and not strategy.averages_knowledge:
@@ -109,15 +138,35 @@ def cases(method: Method, attackers: int) -> Iterator[tuple[str, Defence]]:
             yield attack, defence
 
 
-def measured(method: Method, attack: str, defence: Defence, attackers: int, seed: int) -> dict[str, Any]:
+def attacks_of(method: Method) -> list[str]:
+    """Return the attacks that all methods meet, as far as they change what the clients send, beside none."""
+    strategy = method.strategy
+    fields = {name for kind in strategy.reply_payloads.values() for name in kind.__dataclass_fields__}  # type: ignore[attr-defined]
+    knowledge = next((attack for field, attack in ON_KNOWLEDGE.items() if field in fields), None)
+    attacks = ["none", *(ON_MODELS if strategy.reply_arrays else ())]
+    return attacks + ([knowledge] if knowledge else [] if strategy.reply_arrays else [LABELS])
+
+
+def further_of(method: Method) -> list[str]:
+    """Return the other attacks that change something."""
+    known = attacks_of(method)
+    return [a for a in FURTHER if a not in known and parse_attack(a).concerns(method.strategy)]
+
+
+def measured(study: Study, attack: str, defence: Defence, seed: int) -> dict[str, Any]:
     """Return the last round's accuracies: the global model's, and the mean of the honest clients' own."""
+    honest = attack == "none"
+    entry = accuracy.entry(
+        study.method.name, RATES.get(study.data, "0.001"), SETTINGS_OF.get(study.method.name, ())
+    )
     attacked = Experiment(
         partition=PARTITION, clients=CLIENTS, rounds=ROUNDS, seed=seed, backend="inline", workers=1, device="cpu",
-        attack=None if attack == "none" else attack, attackers=0 if attack == "none" else attackers,
+        attack=None if honest else attack, attackers=0 if honest else study.attackers,
         aggregation=defence.models, knowledge_aggregation=defence.knowledge,
+        public_limit=1000, **DATA[study.data] | ({} if entry.model is None else {"model": entry.model}),
     )  # fmt: skip
     # Without an attack as well the mean is over those that are honest in the others.
-    liars = attacker_ids(Experiment(clients=CLIENTS, seed=seed, attack=LABELS, attackers=attackers))
+    liars = attacker_ids(Experiment(clients=CLIENTS, seed=seed, attack=LABELS, attackers=study.attackers))
     row: dict[str, Any] = {
         "attack": attack,
         "models": defence.models,
@@ -125,7 +174,7 @@ def measured(method: Method, attack: str, defence: Defence, attackers: int, seed
         "seed": seed,
     }
     try:
-        last = run(method, attacked).rounds[-1]
+        last = run(study.method, attacked, entry.config).rounds[-1]
     except SimulationError as error:
         return {**row, "error": str(error)}
     own = [told["local_accuracy"] for client, told in last.clients.items() if int(client) not in liars]

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from robustness import Defence
+from robustness import Defence, Study, attacks_of
 
 from flwr_kd import registry
 
@@ -18,7 +18,7 @@ Cell = list[float]
 Cells = Mapping[tuple[str, Defence], Cell]
 
 
-def measured(folder: Path, attackers: int) -> dict[str, tuple[str, Cells]]:
+def measured(folder: Path, attackers: int, data: str = "digits") -> dict[str, tuple[str, Cells]]:
     """Return by method the kind of accuracy, and its values by attack and defence.
 
     The kind is the first one that the method has: of the global model, of the server's, of the honest clients' own.
@@ -26,7 +26,7 @@ def measured(folder: Path, attackers: int) -> dict[str, tuple[str, Cells]]:
     """
     found = {}
     for name in registry.methods():
-        path = folder / f"{name}-{attackers}.json"
+        path = folder / Study(registry.get(name), data, attackers).file_name
         if not path.exists():
             continue
         runs = json.loads(path.read_text(encoding="utf-8"))["runs"]
@@ -39,8 +39,11 @@ def measured(folder: Path, attackers: int) -> dict[str, tuple[str, Cells]]:
     return found
 
 
-def summary(folder: Path, attackers: int) -> tuple[Sequence[str], list[list[str]]]:
-    """Return header and rows: a method's accuracy, what attacks leave of it, and its best defence."""
+def summary(folder: Path, attackers: int, data: str = "digits") -> tuple[Sequence[str], list[list[str]]]:
+    """Return header and rows: a method's accuracy, what attacks leave of it, and its best defence.
+
+    Attacks are those that all methods meet, so that the worst of them is the worst of as many in each row.
+    """
     header = [
         "method",
         "accuracy",
@@ -51,9 +54,9 @@ def summary(folder: Path, attackers: int) -> tuple[Sequence[str], list[list[str]
         "cost without attack",
     ]
     rows = []
-    for name, (kind, cells) in measured(folder, attackers).items():
+    for name, (kind, cells) in measured(folder, attackers, data).items():
         plain = Defence()
-        attacks = list(dict.fromkeys(attack for attack, _ in cells if attack != "none"))
+        attacks = [attack for attack in attacks_of(registry.get(name)) if attack != "none"]
         kept = {defence for attack, defence in cells if attack == "none"}
 
         def mean(attack: str, defence: Defence, cells: Cells = cells) -> float:
@@ -84,10 +87,12 @@ def summary(folder: Path, attackers: int) -> tuple[Sequence[str], list[list[str]
     return header, rows
 
 
-def details(folder: Path, attackers: int) -> list[tuple[str, Sequence[str], list[list[str]]]]:
+def details(
+    folder: Path, attackers: int, data: str = "digits"
+) -> list[tuple[str, Sequence[str], list[list[str]]]]:
     """Return for each method its name, a header of defences, and a row per attack."""
     tables = []
-    for name, (_, cells) in measured(folder, attackers).items():
+    for name, (_, cells) in measured(folder, attackers, data).items():
         defences = list(dict.fromkeys(defence for _, defence in cells))
         attacks = list(dict.fromkeys(attack for attack, _ in cells))
         rows = [
