@@ -1,7 +1,8 @@
-"""What a server holds in memory that keeps a model for each client, and the seconds that each step takes.
+"""What a server holds in memory that keeps a model for each client, and the CPU seconds that each step takes.
 
 The models are kept, compared (products and distances of all pairs), mixed for all clients, written to a checkpoint
-and restored from it. The peak is that of the process, above what it has before the first model.
+and restored from it. The peak is that of the process, above what it has before the first model. CPU seconds do not
+depend on what else the machine does; they leave out what the disk makes the process wait.
 
 Usage: python benchmarks/model_store.py [--out FILE]     (some minutes, and 20 GB on the disk of --folder)
 """
@@ -15,9 +16,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord
@@ -32,6 +34,23 @@ CASES = ((100, 1), (1000, 1), (10, 45), (100, 45))
 """Clients, and megabytes of a model."""
 MEMORY = 64
 """Megabytes of models that are kept in memory."""
+STEPS = {
+    "put": "keep",
+    "products": "products",
+    "distances": "distances",
+    "mix": "mix",
+    "write": "write checkpoint",
+    "restore": "restore",
+}
+"""The steps as :func:`measured` names them, with the titles of their columns."""
+HEADER = (
+    "clients",
+    "MB of a model",
+    "MB of all models",
+    "peak, MB",
+    *(f"{title}, s" for title in STEPS.values()),
+)
+"""Titles of the columns of :func:`rows_for_page`."""
 
 
 def main() -> None:
@@ -62,14 +81,14 @@ def main() -> None:
 
 
 def measured(clients: int, size: int, memory: int, folder: Path) -> dict[str, object]:
-    """Return the peak and the seconds of each step."""
+    """Return the peak and the CPU seconds of each step."""
     seconds: dict[str, float] = {}
 
     @contextmanager
     def timed(name: str) -> Iterator[None]:
-        begun = time.perf_counter()
+        begun = time.process_time()
         yield
-        seconds[name] = round(time.perf_counter() - begun, 2)
+        seconds[name] = round(time.process_time() - begun, 2)
 
     rng = np.random.default_rng(0)
     width = size * 10**6 // 4 // 1000
@@ -104,6 +123,25 @@ def measured(clients: int, size: int, memory: int, folder: Path) -> dict[str, ob
         )
         assert same
     return {"clients": clients, "model_mb": size, "peak_mb": round(grown / 1e6), "seconds": seconds}
+
+
+def rows_for_page(cases: Iterable[Mapping[str, Any]]) -> list[list[str]]:
+    """Return cells for a table, as many as :data:`HEADER` has, a row per case.
+
+    Parameters
+    ----------
+    cases : iterable of mapping
+        What :func:`measured` returned; seconds, and megabytes of 10⁶ bytes.
+    """
+    return [
+        [
+            *(f"{case[name]:,}" for name in ("clients", "model_mb")),
+            f"{case['clients'] * case['model_mb']:,}",
+            f"{case['peak_mb']:,}",
+            *(f"{case['seconds'][step]:.1f}" for step in STEPS),
+        ]
+        for case in cases
+    ]
 
 
 def peak() -> int:

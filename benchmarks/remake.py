@@ -37,6 +37,7 @@ PROGRAMS = {
     "distill.json": ["distill.py", "--out"],
     "ktpfl.json": ["ktpfl.py", "--out"],
     "load.json": ["load.py", "--nodes", "8", "--out"],
+    "model-store.json": ["model_store.py", "--out"],
     "overhead.json": ["overhead.py", "--json"],
     "refine.json": ["refine.py", "--out"],
     "robustness": ["robustness.py", "--out"],

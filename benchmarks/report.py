@@ -22,6 +22,7 @@ from typing import Any
 
 import bytes as bytes_program
 import grids
+import model_store as model_store_program
 import numpy as np
 import overhead as overhead_program
 import remake
@@ -402,6 +403,13 @@ def growth() -> str:
     return named(scale_program.growth(document("scale")["runs"]))
 
 
+def model_store() -> str:
+    """Return what a server needs that keeps a model for each client."""
+    made = document("model-store")
+    table = markdown(model_store_program.HEADER, model_store_program.rows_for_page(made["cases"]))
+    return f"{table}\n\n{made['memory_mb']} MB of models are in memory. {made_with('model-store')}"
+
+
 MEASURED_AS = {
     "global_accuracy": "global",
     "local_accuracy": "local",
@@ -516,6 +524,7 @@ TABLES: dict[str, Callable[..., str]] = {
     "sizes": sizes,
     "scale": scale,
     "growth": growth,
+    "model-store": model_store,
     "grid": grid,
     "made-with": made_with,
     "robustness": robustness,

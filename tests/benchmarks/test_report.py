@@ -324,6 +324,25 @@ def test_the_settings_are_those_that_the_search_chose(monkeypatch: pytest.Monkey
         assert not found["at_an_edge"]
 
 
+def test_what_a_model_per_client_takes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The cells are the numbers of the program's own measurement, of a small case."""
+    report, store = program("report", monkeypatch), program("model_store", monkeypatch)
+    case = store.measured(3, 1, 1, tmp_path)
+    assert set(case["seconds"]) == set(store.STEPS)
+    case |= {"clients": 1000, "peak_mb": 1234, "seconds": {**case["seconds"], "mix": 12.34}}
+    (row,) = store.rows_for_page([case])
+    assert row[:4] == ["1,000", "1", "1,000", "1,234"]
+    assert dict(zip(store.HEADER, row, strict=True))["mix, s"] == "12.3"
+    made = {"versions": {"python": "3"}, "memory_mb": 7, "cases": [case]}
+    (tmp_path / "model-store.json").write_text(json.dumps(made))
+    monkeypatch.setattr(report, "RESULTS", tmp_path)
+    lines = report.model_store().split("\n")
+    assert lines[2] == "| " + " | ".join(row) + " |"
+    assert lines[4].startswith(
+        "7 MB of models are in memory. Measured by `python benchmarks/model_store.py` with "
+    )
+
+
 def test_a_grid_is_compared_with_its_control_seed_by_seed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
