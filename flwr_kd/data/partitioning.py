@@ -142,7 +142,7 @@ def natural(columns: Mapping[str, AnyArray], spec: str, *, num_clients: int) -> 
     Parameters
     ----------
     columns : mapping of str to ndarray
-        ``[N]`` each: :attr:`flwr_kd.data.Bundle.columns`.
+        ``[N]`` each: ``Bundle.columns``.
     spec : str
         ``natural:COLUMN``.
     num_clients : int
