@@ -180,8 +180,8 @@ def _compare(job: _Job, options: RunOptions, target: TextIO, *, resume: bool) ->
         )
     print(f"result: {file.resolve()}")
     print(f"curves: {picture.resolve()}")
-    for each in logs:
-        print(f"log: {each.place}")
+    for tracker in logs:
+        print(f"log: {tracker.place}")
 
 
 def run_plan(plan: Plan, console: Console, *, keep_arrays: bool, callbacks: Sequence[Callback] = ()) -> None:

@@ -295,8 +295,8 @@ def _callbacks(context: Context) -> Callbacks:
             raise ConfigError(f"log: the folder of tensorboard must be an absolute path, got {target!r}")
     home, result = Path.home() / "flwr-kd", result_folder(context)
     logs = open_logs(choices, result or home / "runs" / str(context.run_id), home)
-    for each in logs:
-        log(INFO, "log: %s", each.place)
+    for tracker in logs:
+        log(INFO, "log: %s", tracker.place)
     lines = RoundLines(None if result is None else result / FILE_NAME)
     return Callbacks([lines, *logs], settings=experiment(context).shared() if logs else {})
 
