@@ -2,10 +2,11 @@
 
 The group `baselines` has the methods that the papers compare with: all digits and 2,000 letters,
 `inner-dirichlet:0.1` (clients of equal size) and `pathological`, with two classes per client on digits and five
-on letters, which have 26; 10 rounds, with the learning rates of RATES. The group `papers` has the papers' own
-methods: digits (20 rounds) and Fashion-MNIST (10), `inner-dirichlet:0.1` (FedHKD's and FedHyb's),
-`dirichlet:0.1` (FedDKC's and FedHEAD's), `ktpfl-2` (KT-pFL's, two classes per client); a learning rate of
-0.001. There FedGKT and FedDKC have their own models. All others have the MLP, on Fashion-MNIST LeNet.
+on letters, which have 26; 10 rounds, with the learning rates of RATES. The group `sgd` repeats those of them that
+fix plain SGD, beside fine-tuned FedAvg with plain SGD. The group `papers` has the papers' own methods: digits (20
+rounds) and Fashion-MNIST (10), `inner-dirichlet:0.1` (FedHKD's and FedHyb's), `dirichlet:0.1` (FedDKC's and
+FedHEAD's), `ktpfl-2` (KT-pFL's, two classes per client); a learning rate of 0.001. There FedGKT and FedDKC have
+their own models. All others have the MLP, on Fashion-MNIST LeNet.
 
 All of the 10 clients take part in each round, with 5 local epochs of Adam and batches of 32; clients that
 distil public data do so with the same rate. A method keeps what it fixes, such as SGD. Settings of a row's own
@@ -62,6 +63,10 @@ VARIANTS = {
     # FedAMP's default is HeurFedAMP's attention, which has no row of its own.
     "fedamp-distance": ("fedamp", "attention=distance"),
     "pfedhn-pc": ("pfedhn-pc",),
+    # Beside them stand the methods that fix plain SGD.
+    "fedavg-ft-sgd": ("fedavg-ft", "optimizer=sgd"),
+    # As many steps as `pfedme`, each on the next batch.
+    "pfedme-1-step": ("pfedme", "inner-steps=1"),
 }
 """Rows besides the methods' own: name, method, settings."""
 BASELINES = (
@@ -88,14 +93,12 @@ SETTINGS = (
     "public-samples=500",
 )
 _PER_FEDAVG = ("learning-rate=0.1", "alpha=0.1")
+_PFEDME = ("proximal-lambda=0.03", "learning-rate=30", "personal-learning-rate=0.3")
 SETTINGS_OF: dict[str, Sequence[str]] = {
     **dict.fromkeys(("per-fedavg", "per-fedavg-hf", "per-fedavg-5-steps"), _PER_FEDAVG),
-    "pfedme": (
-        "local-epochs=1",
-        "proximal-lambda=0.03",
-        "learning-rate=30",
-        "personal-learning-rate=0.3",
-    ),
+    "pfedme": ("local-epochs=1", *_PFEDME),
+    "pfedme-1-step": _PFEDME,
+    "fedavg-ft-sgd": ("learning-rate=0.3",),
 }
 """By row, settings that `search.py` chose on validation data."""
 RATES = {"digits": "0.003", "letters": "0.005"}
@@ -125,7 +128,13 @@ BASELINES_PARTS: dict[str, dict[str, Any]] = {
     "letters-inner-dirichlet": {**LETTERS, "partition": "inner-dirichlet:0.1"},
     "letters-pathological": {**LETTERS, "partition": "pathological:5"},
 }
-GROUPS = {"baselines": (BASELINES_PARTS, BASELINES), "papers": (PAPERS_PARTS, PAPERS)}
+SGD = ("fedavg-ft-sgd", "per-fedavg-5-steps", "per-fedavg-hf", "pfedme", "pfedme-1-step")
+"""The rows of the group `sgd`, which has the parts of `baselines`."""
+GROUPS = {
+    "baselines": (BASELINES_PARTS, BASELINES),
+    "papers": (PAPERS_PARTS, PAPERS),
+    "sgd": (BASELINES_PARTS, SGD),
+}
 """By group, its parts and their rows."""
 LIGHT = ",".join(f"resnet{depth}-pooled" for depth in (2, 4, 6, 10, 12))
 """The clients' models of FedGKT and FedDKC, with features a quarter as large as the paper's."""
@@ -151,7 +160,7 @@ def main() -> None:
         folder = (options.out or Path("runs") / options.group) / part
         words = ["--group", options.group, "--parts", part, "--rows", ",".join(rows)]
         command = shlex.join(["python", "benchmarks/accuracy.py", *words])
-        rate = RATES[parts[part]["dataset"]] if options.group == "baselines" else "0.001"
+        rate = RATES[parts[part]["dataset"]] if options.group != "papers" else "0.001"
         result = compared(parts[part], rows, seeds, folder, command, rate)
         Console(width=100).print(part, *table.fitting(result, 100))
 

@@ -43,6 +43,7 @@ PROGRAMS = {
     "robustness": ["robustness.py", "--out"],
     "scale.json": ["scale.py", "--out"],
     "search-baselines.json": ["search.py", "--out"],
+    "sgd": ["accuracy.py", "--group", "sgd", "--out"],
     "slim.json": ["slim.py", "--out"],
     "targets-ktpfl.json": ["ktpfl_targets.py", "--out"],
 }

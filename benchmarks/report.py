@@ -317,7 +317,8 @@ def own_settings(names: Sequence[str]) -> str:
 
 def baselines_settings() -> str:
     """Say what all rows of the new parts share, and which have settings of their own."""
-    return f"{BASELINES} {own_settings(tuple(SETTINGS_OF))} {made_with('baselines')}"
+    names = [name for name in SETTINGS_OF if name in BASELINES_ROWS]
+    return f"{BASELINES} {own_settings(names)} {made_with('baselines')}"
 
 
 def baselines_side_by_side() -> str:
