@@ -38,6 +38,7 @@ from accuracy import (
     RATES,
     SETTINGS,
     SETTINGS_OF,
+    SGD,
     TARGET,
 )
 from PIL import Image
@@ -321,6 +322,23 @@ def baselines_settings() -> str:
     return f"{BASELINES} {own_settings(names)} {made_with('baselines')}"
 
 
+def with_sgd() -> str:
+    """Return what methods that fix plain SGD have beside fine-tuned FedAvg with plain SGD, in all parts."""
+    rows = []
+    for part, setting in BASELINES_PARTS.items():
+        groups = loaded(part, "sgd").by_method()
+        label = f"{NAMES[setting['dataset']]}, `{setting['partition']}`"
+        reference = by_seed(groups[SGD[0]], local)
+        for name in SGD:
+            mine, whole = by_seed(groups[name], local), by_seed(groups[name], globally)
+            difference = "–" if name == SGD[0] else points(paired_difference(mine, reference))
+            rows.append(
+                [label, f"`{name}`", percent(list(mine.values())), difference, percent(list(whole.values()))]
+            )
+    header = ("data, partition", "method", "local %", f"over `{SGD[0]}`", "global %")
+    return f"{markdown(header, rows)}\n\n{own_settings(SGD)} {made_with('sgd')}"
+
+
 def baselines_side_by_side() -> str:
     """Return the README's table: the local accuracy of every row in all new parts."""
     parts = [loaded(part, "baselines").by_method() for part in measured_baselines()]
@@ -519,6 +537,7 @@ TABLES: dict[str, Callable[..., str]] = {
     "baselines-of": baselines_of,
     "baselines-settings": baselines_settings,
     "baselines-side-by-side": baselines_side_by_side,
+    "sgd": with_sgd,
     "search-fedhkd": fedhkd_search,
     "overhead": overhead,
     "shares": shares,
