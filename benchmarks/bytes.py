@@ -93,7 +93,7 @@ FULL = {
             "test_limit": 100,
             "public_limit": 1000,
         },
-        {"threshold": 0.0},
+        {"threshold": 0.0, "public_samples": 700},
     ),
     # Class knowledge beside which its header is small: as many features as a ResNet50 has.
     "digits-wide": Setting(

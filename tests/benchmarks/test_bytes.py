@@ -97,13 +97,12 @@ BY_HAND: dict[str, dict[tuple[str, str, str], tuple[int, dict[str, int]]]] = {
         ("distill", "down", "weights"): (MODEL, BATCHNORM),
     },
 }
-HKD = {(name, "train", way, "knowledge") for name in ("fedhkd", "fedhkd-star") for way in ("down", "up")}
-OVER = {
-    "committed": HKD,
-    "quick": HKD
-    | {("fedproto", "train", "up", "knowledge")}
-    | {("fedhkd-dafkd", "train", way, "knowledge") for way in ("down", "up")},
+HKD = {
+    (name, "train", way, "knowledge")
+    for name in ("fedhkd", "fedhkd-star", "fedhkd-dafkd")
+    for way in ("down", "up")
 }
+OVER = {"committed": HKD, "quick": HKD | {("fedproto", "train", "up", "knowledge")}}
 """Knowledge of more than 10 kB that is more than 2 % above the paper's formula; what mends it takes it out here.
 
 Class knowledge: a header of more than 300 bytes, and counts of 8 bytes, are too much for ten rows of some 2 kB.
@@ -293,7 +292,8 @@ def test_rounds_are_the_sums_of_their_messages(which: str, request: pytest.Fixtu
             # The envelope: names, hyper-parameters, ids; more where there are several messages.
             # Several models are several times as many names.
             assert row[way]["counted"] + 100 < row[way]["wire"] < row[way]["counted"] + 4500
-        assert all(100 < run["handshake"][way] < 2000 for way in ("down", "up"))
+        # It names every array of the model.
+        assert all(100 < run["handshake"][way] < 4000 for way in ("down", "up"))
 
 
 @measured
