@@ -1,7 +1,7 @@
 """Runs those benchmarks that have no result in benchmarks/results; `make results` calls it.
 
 A result is removed to have it made again. All of them take a day on two cores; what is interrupted goes on where it
-was, except for the shorter ones.
+was, except for the shorter ones. The papers' tables come last, one by one (`reproduce.py`).
 
 Usage: python benchmarks/remake.py [--list]
 """
@@ -17,6 +17,7 @@ import sys
 from pathlib import Path
 
 import grids
+import reproduce
 
 from flwr_kd.results import files
 
@@ -49,6 +50,7 @@ PROGRAMS = {
 }
 """Programs, by the result that each writes. `load.py --before` needs an earlier version beside this one."""
 SEARCH = "search-fedhyb.json"
+TABLES = reproduce.RESULTS.name
 GRIDS_PROGRAM = "grids.py"
 PROGRAMS |= {
     f"grid-{name}.json": [GRIDS_PROGRAM, name, "--out"] for name in grids.GRIDS if name not in grids.NOT_RUN
@@ -75,6 +77,13 @@ def main() -> None:
             call(["bash", f"{SCRIPTS[name]}.sh", str(folder)])
             for result in sorted(folder.glob(f"*/{files.FILE_NAME}")):
                 shutil.copyfile(result, RESULTS / f"{name}-{result.parent.name}.json")
+    tables = reproduce.missing()
+    print(
+        "\n".join(f"to run: {TABLES}/{piece.name}" for piece in tables)
+        or "every table of the papers has a result"
+    )
+    if tables and not options.list:
+        call([sys.executable, f"{reproduce.__name__}.py"])
 
 
 def missing() -> list[str]:
@@ -86,7 +95,7 @@ def missing() -> list[str]:
 
 def family(name: str) -> str | None:
     """Return what a result is made by; None if by nothing here."""
-    if name in PROGRAMS or name == SEARCH:
+    if name in PROGRAMS or name in (SEARCH, TABLES):
         return name
     return next((prefix for prefix in SCRIPTS if name.startswith(f"{prefix}-")), None)
 

@@ -25,6 +25,7 @@ import grids
 import model_store as model_store_program
 import numpy as np
 import overhead as overhead_program
+import paper_tables
 import remake
 import robustness_tables
 import scale as scale_program
@@ -530,7 +531,19 @@ def robustness_methods(attackers: str) -> str:
     return "\n\n".join(f"**`{name}`**\n\n{markdown(header, rows)}" for name, header, rows in tables)
 
 
+def papers() -> str:
+    """Return how many claims of each paper hold in what was run."""
+    return markdown(*paper_tables.summary(RESULTS / "papers"))
+
+
+def paper(name: str) -> str:
+    """Return a paper's experiments: verdicts, ours beside the printed numbers, controls and costs."""
+    return paper_tables.of_paper(RESULTS / "papers", name)
+
+
 TABLES: dict[str, Callable[..., str]] = {
+    "papers": papers,
+    "paper": paper,
     "side-by-side": side_by_side,
     "methods": of_methods,
     "baselines": baselines,

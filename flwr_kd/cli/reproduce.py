@@ -19,8 +19,9 @@ from flwr_kd.cli.options import ARGUMENTS, UsageError, read_seeds, with_options
 from flwr_kd.experiments.options import option
 
 if TYPE_CHECKING:
+    from flwr_kd.experiments.papers.paper import Paper
     from flwr_kd.experiments.papers.reproduction import Reproduction
-    from flwr_kd.experiments.papers.schema import Paper, PaperExperiment
+    from flwr_kd.experiments.papers.schema import PaperExperiment
     from flwr_kd.experiments.run_form import Values
 
 __all__ = ["ReproduceOptions", "reproduce"]
@@ -48,6 +49,11 @@ class ReproduceOptions:
     out: Path | None = option(
         None, "folder of results and page; runs/reproduce/PAPER/EXPERIMENT-SCALE if not set"
     )
+    target: str | None = option(
+        None,
+        "accuracy to which rounds, bytes and seconds are counted: PERCENT of the local accuracy, or NAME:PERCENT; "
+        "nine tenths of what the first row ends with if not set",
+    )
     data_dir: str | None = option(None, "folder of data files")
     workers: int | None = option(None, "number of clients that run at the same time; 2 if not set")
     device: str | None = option(None, "auto, cpu or cuda; auto if not set")
@@ -69,7 +75,7 @@ def reproduce(
         return
     from flwr_kd.experiments.papers import reproduction
 
-    given = {name: getattr(options, name) for name in ("data_dir", "workers", "device", "backend")}
+    given = {name: getattr(options, name) for name in ("target", "data_dir", "workers", "device", "backend")}
     settings = {name: value for name, value in given.items() if value is not None}
     chosen = reproduction.prepare(
         experiment,
@@ -92,6 +98,8 @@ def _run(chosen: Reproduction, settings: Values, *, force: bool, verbose: bool) 
     from flwr_kd.experiments.papers import report, reproduction
 
     console, command = Console(), shlex.join(["flwr-kd", *sys.argv[1:]])
+    for line in reproduction.stand_ins(chosen):
+        print(f"stand-in: {line}")
     with showing_log(verbose=verbose):
         try:
             failed = reproduction.run(
@@ -139,10 +147,12 @@ def _draw(chosen: Reproduction) -> None:
 
 def _say(chosen: Reproduction, data_dir: str | None) -> None:
     """Print what would run."""
-    from flwr_kd.experiments.papers import estimate
+    from flwr_kd.experiments.papers import estimate, reproduction
 
     form = chosen.experiment
     print(f"{chosen.name}, {chosen.scale}: {form.title}")
+    for line in reproduction.stand_ins(chosen):
+        print(f"  stand-in: {line}")
     if chosen.scale == "small" and form.small is not None:
         print(f"  {form.small.note}")
     print(f"  folder {chosen.folder}, seeds {', '.join(map(str, chosen.seeds))}")

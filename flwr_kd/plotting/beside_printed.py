@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from flwr_kd.plotting.style import empty_figure, palette, write_picture
+from flwr_kd.plotting.style import COLOURS, empty_figure, palette, set_title, write_picture
 from flwr_kd.results.errors import ResultError
 
 if TYPE_CHECKING:
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 __all__ = ["Group", "figure", "plot"]
+
+_MARKERS = ("o", "s", "^", "v")
 
 
 class Group(NamedTuple):
@@ -41,7 +43,9 @@ def plot(panels: Mapping[str, Sequence[Group]], title: str, path: Path) -> Path:
 
 
 def figure(panels: Mapping[str, Sequence[Group]], title: str) -> Figure:
-    """Draw our numbers as dots with the standard deviation over seeds, and the paper's as hollow diamonds.
+    """Draw our numbers as filled markers with the standard deviation over seeds, and the paper's as hollow ones.
+
+    Colours repeat from the eighth row on; the markers differ then.
 
     Parameters
     ----------
@@ -64,7 +68,7 @@ def figure(panels: Mapping[str, Sequence[Group]], title: str) -> Figure:
     )
     if not rows:
         raise ResultError("there is no number to plot")
-    styles = palette(rows)
+    styles = _styles(rows)
     most = max(len(each) for each in panels.values())
     drawn = empty_figure(max(6.0, 1.5 + most * max(0.5, 0.12 * len(rows))), 0.8 + 3.4 * len(panels))
     axes: list[Axes] = list(drawn.subplots(len(panels), 1, squeeze=False).flat)
@@ -73,16 +77,26 @@ def figure(panels: Mapping[str, Sequence[Group]], title: str) -> Figure:
     for panel, (measure, each) in zip(axes, panels.items(), strict=True):
         _draw(panel, each, rows, styles)
         panel.set_ylabel(measure)
-    handles = [Line2D([], [], color=styles[row]["color"], marker="o", linestyle="none") for row in rows]
-    handles += [
-        Line2D([], [], color="0.3", marker=marker, linestyle="none", markerfacecolor=face)
-        for marker, face in (("o", "0.3"), ("D", "none"))
+    handles = [Line2D([], [], linestyle="none", **styles[row]) for row in rows]
+    kinds = [
+        Line2D([], [], color="0.3", marker="o", linestyle="none", markerfacecolor=face)
+        for face in ("0.3", "none")
     ]
-    legend = drawn.legend(handles, [*rows, "ours", "printed"], loc="outside right upper", frameon=False)
+    legend = drawn.legend(
+        [*handles, *kinds], [*rows, "ours", "printed"], loc="outside right upper", frameon=False
+    )
     for text in legend.get_texts():
         text.set_parse_math(False)
-    drawn.suptitle(title, fontsize=12).set_parse_math(False)
+    set_title(drawn, [title])
     return drawn
+
+
+def _styles(rows: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Return a colour and a marker for each row."""
+    return {
+        row: {"color": style["color"], "marker": _MARKERS[index // len(COLOURS) % len(_MARKERS)]}
+        for index, (row, style) in enumerate(palette(rows).items())
+    }
 
 
 def _draw(
@@ -91,12 +105,15 @@ def _draw(
     for place, group in enumerate(groups):
         for index, row in enumerate(rows):
             x = place + 0.8 * ((index + 0.5) / len(rows) - 0.5)
-            color = styles[row]["color"]
+            style = styles[row]
             if values := list(group.ours.get(row, ())):
                 spread = stdev(values) if len(values) > 1 else 0.0
-                axes.errorbar(x, fmean(values), yerr=spread, fmt="o", color=color, markersize=4, linewidth=1)
+                axes.errorbar(
+                    x, fmean(values), yerr=spread, linestyle="none", markersize=4, linewidth=1, **style
+                )
             if row in group.printed:
-                axes.plot(x, group.printed[row], "D", color=color, markerfacecolor="none", markersize=4)
+                hollow = {**style, "markerfacecolor": "none", "linestyle": "none"}
+                axes.plot(x, group.printed[row], markersize=4, **hollow)
     axes.set_xticks(range(len(groups)), [group.name for group in groups], rotation=30, ha="right", fontsize=8)
     for label in axes.get_xticklabels():
         label.set_parse_math(False)

@@ -9,6 +9,7 @@ import numpy as np
 
 from flwr_kd.report.charts import Chart, Line, Point, draw, limits, style_class
 from flwr_kd.report.html import Markup, element, table
+from flwr_kd.results.clients import ALONE, client_gains
 from flwr_kd.results.measures import ACCURACIES
 from flwr_kd.results.schema import Comparison, RunResult
 
@@ -63,7 +64,7 @@ def distribution(results: Mapping[str, Comparison], styles: Mapping[str, int]) -
             element(
                 "div",
                 draw(chart),
-                _summary(methods, styles, label, name),
+                _summary(one, metric, methods, styles, name),
                 _each_client(one, methods, label, name),
             )
         )
@@ -91,31 +92,31 @@ def _line(method: str, style: int, column: Sequence[_Client]) -> Line:
 
 
 def _summary(
-    methods: Mapping[str, Sequence[_Client]], styles: Mapping[str, int], label: str, name: str
+    comparison: Comparison,
+    metric: str,
+    methods: Mapping[str, Sequence[_Client]],
+    styles: Mapping[str, int],
+    name: str,
 ) -> Markup:
-    """Return quantiles, and how many clients are better off than with the first method, paired by seed."""
-    reference, *others = methods
-    paired = {(client.seed, client.name): client.accuracy for client in methods[reference]}
-    seeds, rows = len({seed for seed, _ in paired}), []
+    """Return quantiles, and how many clients are better off than alone, or than with the first method."""
+    reference = ALONE if ALONE in methods else next(iter(methods))
+    runs, rows = comparison.by_method(), []
+    seeds = len({client.seed for client in methods[reference]})
     for method, column in methods.items():
         quantiles = np.quantile([client.accuracy for client in column], _QUANTILES)
         cells: list[Any] = [f"{value:.2f}" for value in quantiles]
-        if others:
-            gains = [
-                client.accuracy - paired[client.seed, client.name]
-                for client in column
-                if (client.seed, client.name) in paired
-            ]
-            better, worse = sum(gain > 0 for gain in gains), sum(gain < 0 for gain in gains)
-            known = bool(gains) and method != reference
-            cells += [f"{count} of {len(gains)}" if known else "–" for count in (better, worse)]
+        if len(methods) > 1:
+            gains = client_gains(runs[method], runs[reference], metric)
+            known = bool(gains.of) and method != reference
+            cells += [f"{count} of {gains.of}" if known else "–" for count in (gains.better, gains.worse)]
         rows.append([element("span", method, class_=style_class(styles[method])), *cells])
     head = ["method", "worst", "lower quartile", "median", "upper quartile", "best"]
-    if others:
-        head += [f"better off than with {reference}", "worse off"]
-    return table(
-        head, rows, caption=f"{label} of clients in percent, of {seeds} seed{'' if seeds == 1 else 's'}{name}"
+    if len(methods) > 1:
+        head += [f"better off than {'' if reference == ALONE else 'with '}{reference}", "worse off"]
+    caption = (
+        f"{ACCURACIES[metric].title} of clients in percent, of {seeds} seed{'' if seeds == 1 else 's'}{name}"
     )
+    return table(head, rows, caption=caption)
 
 
 def _each_client(

@@ -65,6 +65,7 @@ def _columns() -> dict[str, _Column]:
         _Column("parameters_trained", "trained\nmillions", _in(10**6)),
         _Column("parameters_held", "held\nmillions", _in(10**6)),
         _Column("parameters_server", "at server\nmillions", _in(10**6)),
+        _Column("better_off", "better off\nthan alone %", _percent),
     ]
     return {column.name: column for column in columns}
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self, TypeVar
 
 from flwr_kd.checks import check_label, number, whole_number
+from flwr_kd.results.clients import ALONE, client_gains
 from flwr_kd.results.errors import ResultError
 from flwr_kd.results.json_values import check_keys, check_list, json_mapping, json_value, refuse_constant
 from flwr_kd.results.measures import ACCURACIES, Target
@@ -39,6 +40,7 @@ _METRICS = (
     "round_trips",
     *(f"parameters_{name}" for name in _PARAMETERS),
     *_TO_TARGET,
+    "better_off",
 )
 _LATER_METRICS = {
     *LATER,
@@ -310,13 +312,20 @@ class Comparison:
             ``method`` (a label where the runs have one), ``seeds`` (list of int), and for each key of
             :attr:`RunResult.last` a dict of ``mean``, ``std`` (with ddof = 1; None with fewer than two values) and
             ``n``, the number of seeds that have a value. Without any value ``mean`` is None and ``n`` 0. With a
-            ``target`` in the config likewise the keys of :meth:`RunResult.to_target`.
+            ``target`` in the config likewise the keys of :meth:`RunResult.to_target`. With a row named "alone" also
+            ``better_off``, the share of clients whose own model is better than theirs in that row: by local
+            accuracy, or by common accuracy where that was not measured.
         """
         rows: list[dict[str, Any]] = []
-        target = self.target
-        for method, runs in self.by_method().items():
+        target, groups = self.target, self.by_method()
+        alone = {run.seed: run for run in groups.get(ALONE, ())}
+        for method, runs in groups.items():
             last = [
-                run.last | (dict.fromkeys(_TO_TARGET) if target is None else run.to_target(target))
+                {
+                    **run.last,
+                    **(dict.fromkeys(_TO_TARGET) if target is None else run.to_target(target)),
+                    "better_off": None if method == ALONE else _better_off(run, alone.get(run.seed)),
+                }
                 for run in runs
             ]
             row: dict[str, Any] = {"method": method, "seeds": [run.seed for run in runs]}
@@ -393,6 +402,13 @@ class Comparison:
             runs.append(_build(where, RunResult, {**entry, "rounds": tuple(rounds)}))
         shared = {name: document[name] for name in ("config", "versions", "command")}
         return cls(**shared, runs=tuple(runs))
+
+
+def _better_off(run: RunResult, alone: RunResult | None) -> float | None:
+    if alone is None:
+        return None
+    shares = (client_gains([run], [alone], name).share for name in ("local_accuracy", "common_accuracy"))
+    return next((share for share in shares if share is not None), None)
 
 
 def _spread(values: Iterable[float | None]) -> dict[str, float | int | None]:

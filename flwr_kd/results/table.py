@@ -35,7 +35,7 @@ def table(comparison: Comparison, columns: Sequence[str] = ()) -> Table:
         and global accuracy, bytes and seconds, which fit into 80 columns; a server's own model has a column if
         there is one, with which the table fits into 97. Common accuracy takes the place of local accuracy where
         that was not measured. If the comparison has a target that any run reaches, rounds, bytes and seconds to it
-        follow.
+        follow, and with a row named "alone" the share of clients that are better off than in it.
 
     Raises
     ------
@@ -79,6 +79,7 @@ def chosen_columns(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> l
             for column in ([name] if name != "all" else [m for m in measured if m not in names])
         ]
     usual, to_target = [*_USUAL], [name for name in measured if name.endswith("_to_target")]
+    to_target += [name for name in measured if name == "better_off"]
     if "server_accuracy" not in measured:
         usual.remove("server_accuracy")
     elif "global_accuracy" not in measured:

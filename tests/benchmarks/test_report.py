@@ -163,6 +163,8 @@ def test_what_is_missing_is_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     assert called == [
         ["slim.py", "--out", str(tmp_path / "results" / "slim.json")],
         ["fedhyb.sh", str(tmp_path / "runs" / "fedhyb")],
+        # The papers' tables without a result, one by one.
+        *([["reproduce.py"]] if remake.reproduce.missing() else []),
     ]
     made = {path.name: path.read_text() for path in (tmp_path / "results").glob("fedhyb-*.json")}
     assert made == {"fedhyb-tail-10.json": '"tail-10"', "fedhyb-tail-100.json": '"tail-100"'}

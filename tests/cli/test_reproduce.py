@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from flwr_kd.experiments.papers import estimate, library
+from flwr_kd.results import files
 from tests.cli.commands import Command, is_a_picture
 
 TABLE = """
@@ -45,12 +47,63 @@ kind = "text"
 source = "stated"
 """
 
+COMPARED = """
+id = "table-2"
+kind = "accuracy"
+title = "A table"
+claim = "Knowledge helps."
+source = "section 3"
+unit = "percent"
+metric = "accuracy"
+methods = ["fedavg", "fedhkd"]
+controls = ["uniform", "alone"]
+
+[measures]
+local = "local_accuracy"
+
+[settings]
+dataset = "mnist"
+clients = 3
+rounds = 1
+
+[hyperparameters]
+fedhkd = { noise = "none", threshold = 0.0 }
+
+[[run]]
+id = "skewed"
+settings = { partition = "dirichlet:0.1" }
+printed.local = { fedavg = 50.5, fedhkd = 60.5 }
+
+[[expect]]
+claim = "FedHKD is the best"
+kind = "best"
+source = "stated"
+methods = ["fedhkd"]
+
+[small]
+note = "digits."
+settings = { dataset = "digits", limit = 150 }
+"""
+CONTROLS = """
+[controls.uniform]
+method = "fedhkd"
+set = { client-knowledge = "uniform" }
+of = ["fedhkd"]
+note = "Uniform predictions"
+
+[controls.alone]
+method = "fedproto"
+set = { proto-weight = 0.0 }
+note = "Each client alone"
+"""
+
 
 @pytest.fixture
 def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     folder = tmp_path / "experiments"
     folder.mkdir()
-    (folder / "paper.toml").write_text('id = "mine"\ntitle = "A Paper"\nauthors = "Somebody"\n')
+    (folder / "paper.toml").write_text(f'id = "mine"\ntitle = "A Paper"\nauthors = "Somebody"\n{CONTROLS}')
+    (folder / "table-2.toml").write_text(COMPARED)
     (folder / "figure-1.toml").write_text(TABLE)
     monkeypatch.setattr(library, "folders", lambda: [folder])
     library.papers.cache_clear()
@@ -72,8 +125,9 @@ def test_the_list_names_each_experiment_with_its_claim_data_and_cost(command: Co
     (line,) = (each for each in out.splitlines() if each.startswith("  fedhkd/table-2 "))
     assert "accuracy" in line
     assert "–cifar10" in line
-    # 9 methods, 3 seeds, 10 clients, 50 rounds, 5 epochs: of 375 samples 6 batches, of 549 9, in two cells each.
-    assert f"{9 * 3 * 10 * 50 * 5 * (6 + 9) * 2 / 1e6:.2g} M steps" in line
+    # 9 methods and 2 controls, 3 seeds, 10 clients, 50 rounds, 5 epochs, in two cells each: of 375 samples 6
+    # batches, of 549 9.
+    assert f"{11 * 3 * 10 * 50 * 5 * (6 + 9) * 2 / 1e6:.2g} M steps" in line
 
 
 def test_a_few_steps_of_a_model_are_timed() -> None:
@@ -104,6 +158,45 @@ def test_an_experiment_is_run_and_drawn(command: Command, tmp_path: Path, mine: 
     # It goes on: what is finished is not run again.
     code, out, err = command("reproduce", "mine/figure-1", *options)
     assert (code, err) == (0, "")
+
+
+def test_controls_stand_beside_the_claims_and_costs_below_them(
+    command: Command, tmp_path: Path, mine: None
+) -> None:
+    options = ("--scale", "small", "--seeds", "0,1", "--backend", "inline", "--device", "cpu", "--out", "o")
+    code, out, err = command("reproduce", "mine/table-2", *options, "--target", "20")
+    assert (code, err) == (0, "")
+    assert "stand-in: digits for mnist" in out
+    document = json.loads((tmp_path / "o" / "table-2.json").read_text())
+    assert document["stand-ins"] == ["digits for mnist"]
+    result = files.load(tmp_path / "o" / "skewed").by_method()
+    assert list(result) == ["fedavg", "fedhkd", "uniform", "alone"]
+    last = {name: {run.seed: run.last["local_accuracy"] for run in runs} for name, runs in result.items()}
+    # A control is no method that a claim can be about: FedHKD is compared with FedAvg alone.
+    (claim,) = document["claims"]
+    expected = [100 * ((last["fedhkd"][seed] or 0) - (last["fedavg"][seed] or 0)) for seed in (0, 1)]
+    assert claim["mean-margin"]["mean"] == pytest.approx(sum(expected) / 2)
+    text = (tmp_path / "o" / "table-2.md").read_text()
+    _, _, of_controls = text.partition("## Controls")
+    of_uniform, _, of_alone = of_controls.partition("### Above `alone`")
+    assert "| `fedavg` |" not in of_uniform
+    assert "| `fedavg` |" in of_alone
+    gain = sum((last["fedavg"][seed] or 0) - (last["alone"][seed] or 0) for seed in (0, 1)) / 2
+    assert f"| skewed | `fedavg` | {round(100 * gain, 2) + 0.0:+.2f} [" in of_alone
+    # Who is better off, counted by hand.
+    costs = {each["row"]: each for each in document["costs"]}
+    for name in ("fedavg", "fedhkd"):
+        shares = []
+        for run, other in zip(result[name], result["alone"], strict=True):
+            pairs = [
+                (values["local_accuracy"] or 0, other.rounds[-1].clients[client]["local_accuracy"] or 0)
+                for client, values in run.rounds[-1].clients.items()
+            ]
+            shares.append(sum(mine > theirs for mine, theirs in pairs) / len(pairs))
+        assert costs[name]["better-off"]["mean"] == pytest.approx(sum(shares) / 2)
+    assert "better-off" not in costs["alone"]
+    assert costs["fedavg"]["target"] == "local accuracy 20 %"
+    assert is_a_picture(tmp_path / "o" / "table-2.png")
 
 
 @pytest.mark.parametrize(

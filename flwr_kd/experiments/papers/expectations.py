@@ -8,8 +8,8 @@ above 0. Levels do not count: they depend on data, models and settings that pape
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import groupby, pairwise
 from statistics import fmean
@@ -18,7 +18,7 @@ from typing import Any
 from flwr_kd.experiments.papers.schema import Expectation
 from flwr_kd.results.statistics import Difference, paired_difference
 
-__all__ = ["Check", "GridCell", "Margin", "Verdict", "Verdicts", "checks", "verdict"]
+__all__ = ["Check", "GridCell", "Margin", "Verdict", "Verdicts", "checks", "verdict", "without"]
 
 Seeds = Mapping[int, float]
 _CLOSE = 1e-9
@@ -173,6 +173,20 @@ class Verdicts:
     def in_order(self) -> int:
         """How many checks have means as the claim says."""
         return sum(check.in_order for check in self.checks)
+
+
+def without(cells: Sequence[GridCell], rows: Collection[str]) -> list[GridCell]:
+    """Return cells without some rows, such as controls, of which no claim of a paper speaks."""
+    return [
+        replace(
+            cell,
+            values={
+                measure: {row: seeds for row, seeds in of_rows.items() if row not in rows}
+                for measure, of_rows in cell.values.items()
+            },
+        )
+        for cell in cells
+    ]
 
 
 def verdict(

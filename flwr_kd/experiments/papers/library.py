@@ -10,8 +10,10 @@ from pathlib import Path
 
 from flwr_kd import registry
 from flwr_kd.checks import ConfigError
+from flwr_kd.experiments.papers.paper import Paper
 from flwr_kd.experiments.papers.rules import check
-from flwr_kd.experiments.papers.schema import Paper, PaperCell, PaperExperiment
+from flwr_kd.experiments.papers.schema import PaperCell, PaperExperiment
+from flwr_kd.experiments.run_form import Named
 from flwr_kd.experiments.strict_toml import Value, build, read_toml
 from flwr_kd.text import unknown_name
 
@@ -54,7 +56,7 @@ def read_folder(folder: Path) -> tuple[Paper, tuple[PaperExperiment, ...]]:
             if other not in read:
                 where = f"{folder / each.id}.toml: experiment {paper.id}/{each.id}"
                 raise ConfigError(f"{where}: {unknown_name('experiment', other, read)}")
-    experiments = tuple(_with_runs(each, read) for each in read.values())
+    experiments = tuple(_with_controls(_with_runs(each, read), paper, folder) for each in read.values())
     for each in experiments:
         check(each, f"{folder / each.id}.toml: experiment {paper.id}/{each.id}")
     return paper, experiments
@@ -99,9 +101,24 @@ def _with_runs(experiment: PaperExperiment, others: Mapping[str, PaperExperiment
         settings=source.settings,
         hyperparameters=source.hyperparameters,
         named=source.named,
+        controls=source.controls,
         inferred=source.inferred,
         run=cells,
         small=experiment.small or small,
+    )
+
+
+def _with_controls(experiment: PaperExperiment, paper: Paper, folder: Path) -> PaperExperiment:
+    """Return an experiment with the controls that it names: named rows of its own, or else the paper's."""
+    where = f"{folder / experiment.id}.toml: experiment {paper.id}/{experiment.id}"
+    known: dict[str, Named] = {**paper.controls, **experiment.named}
+    for name in experiment.controls:
+        if name not in known:
+            raise ConfigError(f"{where}: controls: {unknown_name('control', name, known)}")
+        if name in experiment.methods:
+            raise ConfigError(f"{where}: controls: {name!r} is a row of methods already")
+    return replace(
+        experiment, named={**experiment.named, **{name: known[name] for name in experiment.controls}}
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from statistics import fmean
 
 from flwr_kd.experiments.papers.computed import quantities
 from flwr_kd.experiments.papers.expectations import GridCell, Seeds
@@ -16,9 +17,13 @@ from flwr_kd.experiments.papers.reproduction import (
     results_of,
 )
 from flwr_kd.experiments.papers.schema import PaperCell, PaperExperiment
+from flwr_kd.results.measures import Target
 from flwr_kd.results.schema import Comparison, RunResult
 
-__all__ = ["our_grid"]
+__all__ = ["our_grid", "target_of"]
+
+_OF_FIRST = 0.9
+_LEAST_PERCENT = 2
 
 
 def our_grid(reproduction: Reproduction) -> list[GridCell]:
@@ -92,6 +97,37 @@ def _of_cell(
             GridCell(cell.id if client is None else f"{cell.id} client {client}", {**keys, **more}, values)
         )
     return found
+
+
+def target_of(experiment: PaperExperiment, result: Comparison) -> Target | None:
+    """Return the accuracy to which a cell's rounds, bytes and seconds are counted.
+
+    That of ``--target`` where there is one. Otherwise nine tenths, in whole percent, of what the first row ends
+    with, in the experiment's first measure that has a value.
+
+    Parameters
+    ----------
+    experiment : PaperExperiment
+        With the measures.
+    result : Comparison
+        Of the cell.
+
+    Returns
+    -------
+    Target or None
+        None where no measure is an accuracy of the first row, or the accuracy is below two percent.
+    """
+    if result.target is not None or not result.runs:
+        return result.target
+    row, runs = next(iter(result.by_method().items()))
+    for measure in experiment.measures.values():
+        name = measure.for_row(row)
+        values = [value_of(run, name) for run in runs] if MEASURES[name].accuracy else []
+        known = [value for value in values if value is not None]
+        percent = int(100 * _OF_FIRST * fmean(known)) if known else 0
+        if percent >= _LEAST_PERCENT:
+            return Target(percent, name)
+    return None
 
 
 def _seeds(

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from statistics import fmean, stdev
 
 from flwr_kd.experiments.papers.computed import Quantity
 from flwr_kd.experiments.papers.expectations import GridCell, Seeds, Verdict
 from flwr_kd.experiments.papers.measures import MEASURES
+from flwr_kd.experiments.papers.page_parts import NONE, controls, costs, interval, table
 from flwr_kd.experiments.papers.printed import points
 from flwr_kd.experiments.papers.report import Report, Ruled
+from flwr_kd.experiments.papers.reproduction import stand_ins
 from flwr_kd.experiments.papers.schema import PaperCell, PaperExperiment, Printed
-from flwr_kd.results.statistics import Difference, paired_difference
+from flwr_kd.results.statistics import paired_difference
 
 __all__ = ["page"]
-
-_NONE = "–"
 
 
 def page(report: Report) -> str:
@@ -39,6 +39,8 @@ def page(report: Report) -> str:
         *_scale(report),
         *_verdicts(report),
         *_numbers(report),
+        *controls(report),
+        *costs(report),
         *_quantities(report.quantities),
         *_class_counts(report),
         *_texts(report),
@@ -63,6 +65,9 @@ def _scale(report: Report) -> Iterator[str]:
             "ours to compare the order of methods."
         )
         yield ""
+        if found := stand_ins(reproduction):
+            yield f"Stand-in: {'; '.join(found)}."
+            yield ""
     if report.command:
         yield f"`{report.command}`"
         yield ""
@@ -78,7 +83,7 @@ def _verdicts(report: Report) -> Iterator[str]:
         return
     yield "## Verdicts"
     yield ""
-    yield from _table(
+    yield from table(
         ("claim", "verdict", "order", "by intervals", "mean margin", "the paper's own numbers"),
         [_verdict_row(each) for each in report.ruled],
     )
@@ -93,27 +98,19 @@ def _verdicts(report: Report) -> Iterator[str]:
 
 def _verdict_row(ruled: Ruled) -> tuple[str, ...]:
     found = ruled.found
-    own = f"{ruled.agrees} of {ruled.of}" if ruled.of else _NONE
+    own = f"{ruled.agrees} of {ruled.of}" if ruled.of else NONE
     if ruled.against:
         own += f"; not {', '.join(ruled.against)}"
     if not found.checks:
-        return _said(ruled), found.verdict.value, _NONE, _NONE, _NONE, own
+        return _said(ruled), found.verdict.value, NONE, NONE, NONE, own
     counts = " / ".join(str(found.count(each)) for each in (Verdict.HOLDS, Verdict.UNDECIDED, Verdict.FAILS))
     order = f"{found.in_order} of {len(found.checks)}"
-    return _said(ruled), f"**{found.verdict.value}**", order, counts, _interval(found.pooled), own
+    return _said(ruled), f"**{found.verdict.value}**", order, counts, interval(found.pooled), own
 
 
 def _said(ruled: Ruled) -> str:
     note = f" ({ruled.expectation.note})" if ruled.expectation.note else ""
     return f"{ruled.expectation.claim}{note}"
-
-
-def _interval(found: Difference | None) -> str:
-    if found is None:
-        return _NONE
-    if found.interval is None:
-        return f"{found.mean:+.2f}"
-    return f"{found.mean:+.2f} [{found.interval[0]:+.2f}, {found.interval[1]:+.2f}]"
 
 
 def _numbers(report: Report) -> Iterator[str]:
@@ -127,7 +124,7 @@ def _numbers(report: Report) -> Iterator[str]:
     single = len(experiment.methods) == 1
     if single:
         rows = [row for cell in report.grid for row in _rows_of(report, cell, named=True)]
-        yield from _table(("cell", *_headers(experiment, difference=False)), rows)
+        yield from table(("cell", *_headers(experiment, difference=False)), rows)
         yield ""
         return
     for cell in report.grid:
@@ -136,7 +133,7 @@ def _numbers(report: Report) -> Iterator[str]:
         if settings := _settings(experiment, report.cells.get(cell.id)):
             yield f"{settings}"
             yield ""
-        yield from _table(("method", *_headers(experiment, difference=True)), _rows_of(report, cell))
+        yield from table(("method", *_headers(experiment, difference=True)), _rows_of(report, cell))
         yield ""
 
 
@@ -169,7 +166,7 @@ def _rows_of(report: Report, cell: GridCell, *, named: bool = False) -> list[tup
             cells.append(_ours(ours))
             if not named:
                 other = None if row == first else paired_difference(dict(ours), dict(cell.of(measure, first)))
-                cells.append(_interval(other))
+                cells.append(interval(other))
             cells.append(_printed(experiment, report.printed(cell.id, measure, row), measure))
         found.append(tuple(cells))
     return found
@@ -178,7 +175,7 @@ def _rows_of(report: Report, cell: GridCell, *, named: bool = False) -> list[tup
 def _ours(by_seed: Seeds) -> str:
     values = list(by_seed.values())
     if not values:
-        return _NONE
+        return NONE
     text = f"{fmean(values):.2f}"
     return f"{text} ± {stdev(values):.2f}" if len(values) > 1 else text
 
@@ -186,7 +183,7 @@ def _ours(by_seed: Seeds) -> str:
 def _printed(experiment: PaperExperiment, number: Printed | None, measure: str) -> str:
     """Return a printed number in our unit, with the digits that the paper has."""
     if number is None:
-        return _NONE
+        return NONE
     if points(experiment, measure) == 1:
         return str(number)
     value = f"{number.value.scaleb(2):f}"
@@ -209,10 +206,10 @@ def _quantities(found: Sequence[Quantity]) -> Iterator[str]:
     yield ""
     rows = []
     for each in found:
-        ours = _NONE if each.ours is None else f"{each.ours:.5g}"
-        printed = _NONE if each.printed is None else str(each.printed)
-        rows.append((each.cell, each.row or _NONE, each.name, ours, printed, each.note))
-    yield from _table(("cell", "row", "quantity", "ours", "printed", "note"), rows)
+        ours = NONE if each.ours is None else f"{each.ours:.5g}"
+        printed = NONE if each.printed is None else str(each.printed)
+        rows.append((each.cell, each.row or NONE, each.name, ours, printed, each.note))
+    yield from table(("cell", "row", "quantity", "ours", "printed", "note"), rows)
     yield ""
 
 
@@ -229,7 +226,7 @@ def _class_counts(report: Report) -> Iterator[str]:
         yield ""
         if counts and len(counts[0]) <= 20:
             header = ("client", *(str(index) for index in range(len(counts[0]))))
-            yield from _table(header, [(str(i + 1), *map(str, row)) for i, row in enumerate(counts)])
+            yield from table(header, [(str(i + 1), *map(str, row)) for i, row in enumerate(counts)])
             yield ""
 
 
@@ -241,14 +238,14 @@ def _texts(report: Report) -> Iterator[str]:
     rows = [
         (
             each.claim.says,
-            ", ".join(map(str, each.claim.printed)) or _NONE,
-            ", ".join(map(str, each.claim.recomputed)) or _NONE,
-            each.ours or _NONE,
+            ", ".join(map(str, each.claim.printed)) or NONE,
+            ", ".join(map(str, each.claim.recomputed)) or NONE,
+            each.ours or NONE,
             f"{'yes' if each.claim.agrees else '**no**'}{f': {each.claim.note}' if each.claim.note else ''}",
         )
         for each in report.texts
     ]
-    yield from _table(("quantity", "text", "paper's table", "ours", "text and table agree"), rows)
+    yield from table(("quantity", "text", "paper's table", "ours", "text and table agree"), rows)
     yield ""
 
 
@@ -275,14 +272,3 @@ def _listed(title: str, items: Sequence[str]) -> Iterator[str]:
         yield ""
         yield from (f"- {item}" for item in items)
         yield ""
-
-
-def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    yield _row(header)
-    yield "|" + "---|" * len(header)
-    for row in rows:
-        yield _row(row)
-
-
-def _row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

@@ -4,27 +4,35 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from flwr_kd.checks import DataError
 from flwr_kd.experiments.papers.computed import Quantity, class_counts, counted, quantities
-from flwr_kd.experiments.papers.expectations import GridCell, Verdicts, verdict
-from flwr_kd.experiments.papers.ours import our_grid
+from flwr_kd.experiments.papers.expectations import GridCell, Verdicts, verdict, without
+from flwr_kd.experiments.papers.measures import MEASURES
+from flwr_kd.experiments.papers.ours import our_grid, target_of
 from flwr_kd.experiments.papers.printed import measure_of, paper_agrees, paper_grid, points
-from flwr_kd.experiments.papers.reproduction import Reproduction, others_of, results_of
+from flwr_kd.experiments.papers.reproduction import Reproduction, others_of, results_of, stand_ins
 from flwr_kd.experiments.papers.schema import Expectation, PaperCell, PaperExperiment, Printed, TextClaim
 from flwr_kd.experiments.run_form import Values
 from flwr_kd.files import write_atomically
 from flwr_kd.plotting.beside_printed import Group
+from flwr_kd.results.measures import Target
 from flwr_kd.results.schema import Comparison
 from flwr_kd.results.statistics import Difference
 from flwr_kd.text import first_line
 
-__all__ = ["Report", "Ruled", "Said", "draw", "page_file", "report", "write"]
+__all__ = ["COSTS", "Report", "Ruled", "Said", "draw", "page_file", "report", "write"]
 
 _LEAST_SHARE = 0.5
+COSTS = (
+    *("better_off", "bytes_up", "bytes_down", "seconds", "round_trips"),
+    *("parameters_trained", "parameters_held", "parameters_server"),
+    *("rounds_to_target", "bytes_to_target", "seconds_to_target"),
+)
+"""What a page says of each row beside its accuracies, by keys of a result's summary."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +76,11 @@ class Report:
         What the paper's own numbers contradict.
     not_run : dict of str to str
         By cell, why it has no numbers.
+    summaries : dict of str to list
+        By cell, the :meth:`~flwr_kd.results.schema.Comparison.summary` of its result, with what it takes to reach
+        a target.
+    targets : dict of str to Target
+        By cell, that target; see :func:`flwr_kd.experiments.papers.ours.target_of`.
     versions : dict of str to str
         What the results were made with.
     command : str
@@ -82,6 +95,8 @@ class Report:
     texts: list[Said] = field(default_factory=list)
     contradictions: tuple[str, ...] = ()
     not_run: dict[str, str] = field(default_factory=dict)
+    summaries: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    targets: dict[str, Target] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     command: str = ""
 
@@ -136,7 +151,8 @@ def report(
                 counts[cell.id] = class_counts(experiment, cell, reproduction.seeds[0], settings)
             except DataError as error:
                 not_run[cell.id] = first_line(error)
-    results = list(results_of(reproduction).values())
+    results = results_of(reproduction)
+    targets = {cell: target_of(experiment, result) for cell, result in results.items()}
     return Report(
         reproduction=reproduction,
         grid=grid,
@@ -146,9 +162,16 @@ def report(
         texts=[Said(each, _ours_of(each, grid)) for each in experiment.text],
         contradictions=tuple(_contradictions(reproduction, ruled)),
         not_run=not_run,
-        versions=dict(results[0].versions) if results else {},
+        summaries={cell: _summary(result, targets[cell]) for cell, result in results.items()},
+        targets={cell: target for cell, target in targets.items() if target is not None},
+        versions=next((dict(result.versions) for result in results.values()), {}),
         command=command,
     )
+
+
+def _summary(result: Comparison, target: Target | None) -> list[dict[str, Any]]:
+    text = None if target is None else f"{target.metric}:{target.percent}"
+    return replace(result, config={**result.config, "target": text}).summary()
 
 
 def _ruled(
@@ -161,7 +184,12 @@ def _ruled(
     agrees, count, against = paper_agrees(whole, claim, own)
     share = agrees / count if count else 1.0
     # Where the paper's own numbers contradict the claim, it is judged as it stands.
-    found = verdict(claim, grid, measure_of(experiment, claim), share=share if share >= _LEAST_SHARE else 1.0)
+    found = verdict(
+        claim,
+        without(grid, experiment.controls),
+        measure_of(experiment, claim),
+        share=share if share >= _LEAST_SHARE else 1.0,
+    )
     return Ruled(claim, found, agrees, count, against)
 
 
@@ -236,7 +264,8 @@ def draw(made: Report) -> Path | None:
     for measure in made.reproduction.experiment.measures:
         groups = [_group(made, cell, measure) for cell in made.grid]
         if any(group.ours or group.printed for group in groups):
-            panels[measure] = groups
+            unit = " (%)" if MEASURES[made.reproduction.experiment.measures[measure].name].accuracy else ""
+            panels[f"{measure}{unit}"] = groups
     return beside_printed.plot(panels, title, file) if panels else None
 
 
@@ -268,6 +297,7 @@ def _document(made: Report) -> dict[str, Any]:
     return {
         "experiment": reproduction.name,
         "scale": reproduction.scale,
+        "stand-ins": stand_ins(reproduction),
         "seeds": list(reproduction.seeds),
         "command": made.command,
         "versions": made.versions,
@@ -301,6 +331,17 @@ def _document(made: Report) -> dict[str, Any]:
             for cell in made.grid
             for measure, rows in cell.values.items()
             for row, seeds in rows.items()
+        ],
+        "controls": list(reproduction.experiment.controls),
+        "costs": [
+            {
+                "cell": cell,
+                "row": row["method"],
+                "target": None if cell not in made.targets else made.targets[cell].described,
+                **{name.replace("_", "-"): row[name] for name in COSTS if row[name]["n"]},
+            }
+            for cell, rows in made.summaries.items()
+            for row in rows
         ],
         "computed": [
             {

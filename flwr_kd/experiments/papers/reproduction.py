@@ -15,7 +15,8 @@ from flwr_kd.experiments import comparison
 from flwr_kd.experiments.comparison import Entry, Plan
 from flwr_kd.experiments.options import ExperimentOptions
 from flwr_kd.experiments.papers import library, rules
-from flwr_kd.experiments.papers.schema import Paper, PaperCell, PaperExperiment
+from flwr_kd.experiments.papers.paper import Paper
+from flwr_kd.experiments.papers.schema import PaperCell, PaperExperiment
 from flwr_kd.experiments.resumption import is_there
 from flwr_kd.experiments.run_form import Values, entries_of, option_values
 from flwr_kd.plotting import curves, picture_file
@@ -23,7 +24,17 @@ from flwr_kd.results import files
 from flwr_kd.results.schema import Comparison
 from flwr_kd.text import first_line
 
-__all__ = ["SCALES", "Job", "Reproduction", "default_folder", "prepare", "results_of", "run"]
+__all__ = [
+    "SCALES",
+    "Job",
+    "Reproduction",
+    "default_folder",
+    "others_of",
+    "prepare",
+    "results_of",
+    "run",
+    "stand_ins",
+]
 
 SCALES = ("paper", "small")
 """Names of ``--scale``: as in the paper, or a small version."""
@@ -127,7 +138,8 @@ def prepare(
     if scale not in SCALES:
         raise ConfigError(f"scale must be one of {', '.join(SCALES)}, got {scale!r}")
     paper, whole = library.find(name)
-    small = scale == "small" and whole.trained
+    # What is computed needs no cheaper version, unless it is of data that has to be downloaded.
+    small = scale == "small" and (whole.trained or whole.small is not None)
     form = rules.small_form(whole) if small else rules.taken(whole)
     cells = library.chosen(form.run, only, form.settings)
     if only and not cells:
@@ -158,7 +170,7 @@ def _add_job(
 ) -> None:
     values = {**option_values({**form.settings, **cell.settings}), **settings}
     options = ExperimentOptions(**values)  # type: ignore[arg-type]
-    entries = entries_of(form, form.methods, cell.set)
+    entries = entries_of(form, form.rows, cell.set)
     key = repr((options, [(entry.name, entry.model, entry.config) for entry in entries]))
     known = jobs.get(key)
     if known is None:
@@ -233,6 +245,23 @@ def results_of(reproduction: Reproduction) -> dict[str, Comparison]:
             result = files.load(job.folder)
             found |= {cell.id: result for cell in job.cells}
     return found
+
+
+def stand_ins(reproduction: Reproduction) -> list[str]:
+    """Return which data sets are in place of the paper's, such as ``"fashion-mnist for cifar10"``.
+
+    Cells that stand for none of the paper's have no line.
+    """
+    form, whole = reproduction.experiment, reproduction.whole
+    cells = {cell.id: cell for cell in whole.run}
+    found: dict[str, dict[str, None]] = {}
+    for cell in form.run:
+        original = cells.get(cell.stands_for or cell.id)
+        ours = str({**form.settings, **cell.settings}.get("dataset", ""))
+        theirs = str({**whole.settings, **original.settings}.get("dataset", "")) if original else ""
+        if ours and theirs and ours != theirs:
+            found.setdefault(ours, {})[theirs] = None
+    return [f"{ours} for {' and '.join(theirs)}" for ours, theirs in found.items()]
 
 
 def others_of(reproduction: Reproduction) -> Mapping[str, PaperExperiment]:

@@ -10,7 +10,7 @@ from flwr_kd.checks import ConfigError
 from flwr_kd.experiments.papers.measures import MEASURES
 from flwr_kd.experiments.papers.printed import keys_of
 from flwr_kd.experiments.papers.schema import Expectation, PaperCell, PaperExperiment
-from flwr_kd.experiments.run_form import RunForm, Values, entries_of, option_values
+from flwr_kd.experiments.run_form import Values, entries_of, option_values
 from flwr_kd.text import unknown_name
 
 __all__ = ["check", "small_form", "taken"]
@@ -48,6 +48,7 @@ def small_form(experiment: PaperExperiment) -> PaperExperiment:
         whole,
         settings={**whole.settings, **small.settings},
         hyperparameters=hyperparameters,
+        named={**whole.named, **small.named},
         methods=small.methods or whole.methods,
         run=small.run or whole.run,
         cost=(),
@@ -73,14 +74,13 @@ def check(experiment: PaperExperiment, where: str) -> None:
             raise ConfigError(f"{where}: measures: {unknown_name('measure', measure, MEASURES)}")
     if experiment.trained:
         _check_runs(taken(experiment), where)
-        if experiment.small is not None:
-            _unique(experiment.small.run, f"{where}: small.run")
+    if experiment.small is not None:
+        _unique(experiment.small.run, f"{where}: small.run")
+        if experiment.trained:
             _check_runs(small_form(experiment), f"{where}: small")
-            for cell in experiment.small.run:
-                if cell.stands_for and cell.stands_for not in {each.id for each in experiment.run}:
-                    raise ConfigError(
-                        f"{where}: small.run.{cell.id}: no cell {cell.stands_for!r} to stand for"
-                    )
+        for cell in experiment.small.run:
+            if cell.stands_for and cell.stands_for not in {each.id for each in experiment.run}:
+                raise ConfigError(f"{where}: small.run.{cell.id}: no cell {cell.stands_for!r} to stand for")
     _check_printed(experiment, where)
     for index, expectation in enumerate(experiment.expect):
         _check_expectation(experiment, expectation, f"{where}: expect[{index + 1}]")
@@ -94,7 +94,7 @@ def _unique(cells: Iterable[PaperCell], where: str) -> None:
         seen.add(cell.id)
 
 
-def _check_runs(form: RunForm, where: str) -> None:
+def _check_runs(form: PaperExperiment, where: str) -> None:
     if not form.methods:
         raise ConfigError(f"{where}: methods is missing")
     cells = form.run or (PaperCell(id="all"),)
@@ -103,7 +103,7 @@ def _check_runs(form: RunForm, where: str) -> None:
             options = option_values({**form.settings, **cell.settings})
             for name in ("dataset", "public"):
                 _check_data_set(options.get(name))
-            entries_of(form, form.methods, cell.set)
+            entries_of(form, form.rows, cell.set)
     except ConfigError as error:
         raise ConfigError(f"{where}: {cell.id}: {error}") from None
 

@@ -12,7 +12,7 @@ from decimal import Decimal
 from typing import Any, Self
 
 from flwr_kd.checks import ConfigError
-from flwr_kd.experiments.run_form import Cell, RunForm, Values
+from flwr_kd.experiments.run_form import Cell, Named, RunForm, Values
 from flwr_kd.text import shown
 
 __all__ = [
@@ -21,11 +21,9 @@ __all__ = [
     "TRAINED",
     "UNITS",
     "Expectation",
-    "Finding",
     "Inferred",
     "Measure",
     "Open",
-    "Paper",
     "PaperCell",
     "PaperExperiment",
     "PaperSays",
@@ -320,7 +318,7 @@ class Small:
     ----------
     note : str
         What it is, and what it costs.
-    settings, hyperparameters : dict
+    settings, hyperparameters, named : dict
         On top of the experiment's.
     run : tuple of PaperCell
         In place of the experiment's cells.
@@ -329,6 +327,7 @@ class Small:
     note: str
     settings: Values = field(default_factory=dict)
     hyperparameters: dict[str, Values] = field(default_factory=dict)
+    named: dict[str, Named] = field(default_factory=dict)
     methods: tuple[str, ...] = ()
     run: tuple[PaperCell, ...] = ()
 
@@ -363,6 +362,9 @@ class PaperExperiment(RunForm):
         The clients, counted from 1, whose own values it has; the means over clients if empty.
     mean_over : tuple of str
         Settings over which the values are averaged.
+    controls : tuple of str
+        Rows that run beside the methods: named ones, or the paper's of
+        :class:`flwr_kd.experiments.papers.paper.Control`.
     tables : tuple of str
         For ``derived``: where its numbers are from.
     open : tuple of Open
@@ -397,6 +399,7 @@ class PaperExperiment(RunForm):
     only: tuple[str, ...] = ()
     clients: tuple[int, ...] = ()
     mean_over: tuple[str, ...] = ()
+    controls: tuple[str, ...] = ()
     tables: tuple[str, ...] = ()
     open: tuple[Open, ...] = ()
     doubts: tuple[str, ...] = ()
@@ -419,45 +422,7 @@ class PaperExperiment(RunForm):
         """Whether its cells are comparisons that run."""
         return self.kind in TRAINED
 
-
-@dataclass(frozen=True, kw_only=True)
-class Finding:
-    """What the paper's own numbers contradict."""
-
-    about: str
-    text: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class NotRun:
-    """A table or figure without a result."""
-
-    id: str
-    reason: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Paper:
-    """What holds for all of a paper: ``paper.toml``.
-
-    Attributes
-    ----------
-    id : str
-        What its experiments are called by, such as the ``fedhkd`` of ``fedhkd/table-1``.
-    title, authors, venue : str
-        As the paper has them.
-    code : str
-        What was read of the authors' code.
-    findings : tuple of Finding
-        What the paper's own numbers contradict.
-    not_run : tuple of NotRun
-        Tables and figures without a result.
-    """
-
-    id: str
-    title: str
-    authors: str
-    venue: str = ""
-    code: str = ""
-    findings: tuple[Finding, ...] = ()
-    not_run: tuple[NotRun, ...] = ()
+    @property
+    def rows(self) -> tuple[str, ...]:
+        """The rows that run: the paper's methods, and the controls beside them."""
+        return (*self.methods, *self.controls)

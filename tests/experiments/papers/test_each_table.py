@@ -14,8 +14,9 @@ from flwr_kd import ExperimentOptions
 from flwr_kd.experiments.comparison import Entry
 from flwr_kd.experiments.experiment import Experiment
 from flwr_kd.experiments.papers import library, report, reproduction
+from flwr_kd.experiments.papers.paper import Paper
 from flwr_kd.experiments.papers.reproduction import Job, Reproduction
-from flwr_kd.experiments.papers.schema import Paper, PaperExperiment
+from flwr_kd.experiments.papers.schema import PaperExperiment
 from flwr_kd.experiments.run_form import Values
 from tests.data.small_files import WRITERS
 

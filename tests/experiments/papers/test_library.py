@@ -11,7 +11,8 @@ import pytest
 
 from flwr_kd import ConfigError, registry
 from flwr_kd.experiments.papers import library, printed, rules
-from flwr_kd.experiments.papers.schema import Paper, PaperExperiment
+from flwr_kd.experiments.papers.paper import Paper
+from flwr_kd.experiments.papers.schema import PaperExperiment
 
 EVERY = [pytest.param(paper, each, id=f"{paper.id}/{each.id}") for paper, each in library.every()]
 ROOT = Path(__file__).parents[3]
@@ -184,6 +185,12 @@ def test_a_file_is_read(tmp_path: Path) -> None:
         ('source = "stated"', 'source = "guessed"', r"source must be stated or read-off, got 'guessed'"),
         ('stands-for = "a"', 'stands-for = "z"', r"small.run.b: no cell 'z' to stand for"),
         ('[[run]]\nid = "a"', '[[run]]\nid = "a"\n[[run]]\nid = "a"', r"two cells have the id 'a'"),
+        ('metric = "m"', 'metric = "m"\ncontrols = ["alone"]', r"controls: unknown control 'alone'"),
+        (
+            'metric = "m"',
+            'metric = "m"\nnamed = { fedavg = { method = "fedavg" } }\ncontrols = ["fedavg"]',
+            r"controls: 'fedavg' is a row of methods already",
+        ),
         ('metric = "m"', 'metric = "m"\nruns-of = "table-7"', r"unknown experiment 'table-7'"),
     ],
 )

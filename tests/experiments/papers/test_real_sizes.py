@@ -15,7 +15,8 @@ from flwr_kd.data import DataError, partition
 from flwr_kd.data.selection import chosen_classes
 from flwr_kd.experiments.data import samples_before_split
 from flwr_kd.experiments.papers import library, reproduction
-from flwr_kd.experiments.papers.schema import Paper, PaperExperiment
+from flwr_kd.experiments.papers.paper import Paper
+from flwr_kd.experiments.papers.schema import PaperExperiment
 
 SIZES = {
     "mnist": [(5421, 892)] * 10,  # The smallest class.

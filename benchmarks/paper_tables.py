@@ -1,0 +1,209 @@
+"""The parts of docs/reproductions.md, from the results of reproduce.py."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from flwr_kd.experiments.papers import library
+from flwr_kd.experiments.papers.expectations import Verdict
+from flwr_kd.experiments.papers.measures import MEASURES
+from flwr_kd.experiments.papers.page_parts import NONE, interval, table
+from flwr_kd.experiments.papers.printed import points
+from flwr_kd.experiments.papers.schema import PaperExperiment
+from flwr_kd.results.clients import ALONE
+from flwr_kd.results.statistics import Difference, paired_difference
+
+Document = Mapping[str, Any]
+DECIDED = (Verdict.HOLDS, Verdict.FAILS, Verdict.UNDECIDED)
+_MEGABYTE = 10**6
+
+
+def loaded(folder: Path) -> dict[str, Document]:
+    """Return the results by the experiment's name."""
+    return {
+        document["experiment"]: document
+        for path in sorted(folder.glob("*.json"))
+        for document in [json.loads(path.read_text(encoding="utf-8"))]
+    }
+
+
+def summary(folder: Path) -> tuple[Sequence[str], list[list[str]]]:
+    """Return header and rows: of each paper, how many experiments have a result, and how many claims hold."""
+    found, rows = loaded(folder), []
+    for paper, experiments in library.papers().values():
+        names = [f"{paper.id}/{each.id}" for each in experiments]
+        claims = [claim["verdict"] for name in names if name in found for claim in found[name]["claims"]]
+        counts = [str(sum(claim == each.value for claim in claims)) for each in DECIDED]
+        rows.append(
+            [f"[{paper.id}](#{paper.id})", f"{sum(n in found for n in names)} of {len(names)}", *counts]
+        )
+    return ("paper", "experiments with a result", *(f"claims: {each.value}" for each in DECIDED)), rows
+
+
+def of_paper(folder: Path, paper: str) -> str:
+    """Return what is known of a paper: each experiment with its verdicts and numbers."""
+    found, (_, experiments) = loaded(folder), library.papers()[paper]
+    lines: list[str] = []
+    absent = []
+    for experiment in experiments:
+        name = f"{paper}/{experiment.id}"
+        if name in found:
+            lines += _experiment(name, experiment, found[name])
+        else:
+            absent.append(f"`{name}`")
+    if absent:
+        lines += [f"No result yet: {', '.join(absent)}.", ""]
+    return "\n".join(lines).rstrip()
+
+
+def _experiment(name: str, experiment: PaperExperiment, document: Document) -> Iterator[str]:
+    yield f"### {name}: {experiment.title}"
+    yield ""
+    yield f"The paper concludes: {experiment.claim}"
+    yield ""
+    yield _conditions(experiment, document)
+    yield ""
+    if document["claims"]:
+        header = ("claim", "here", "in order", "mean margin [95 %]", "the paper's own numbers")
+        yield from table(header, map(_claim, document["claims"]))
+        yield ""
+    for measure, cells in _by_measure(document["cells"]).items():
+        yield from _numbers(experiment, measure, cells)
+        yield ""
+    if rows := list(_rows(experiment, document)):
+        yield from rows
+        yield ""
+    if document["computed"]:
+        yield from table(("cell", "row", "quantity", "ours", "printed"), map(_computed, document["computed"]))
+        yield ""
+    for cell, reason in document["not-run"].items():
+        yield f"Not run: {cell}: {reason}."
+        yield ""
+
+
+def _conditions(experiment: PaperExperiment, document: Document) -> str:
+    parts = []
+    if document["scale"] == "small" and experiment.small is not None:
+        parts.append(f"Small version: {experiment.small.note}")
+    if document["stand-ins"]:
+        parts.append(f"Stand-in: {'; '.join(document['stand-ins'])}.")
+    if document["versions"]:
+        version = document["versions"]
+        seeds = ", ".join(map(str, document["seeds"]))
+        parts.append(f"Seeds {seeds}; commit {version.get('commit', 'not known')}.")
+    parts.append(f"`{document['command']}`")
+    return " ".join(parts)
+
+
+def _claim(claim: Mapping[str, Any]) -> tuple[str, ...]:
+    agrees, of = claim["paper-agrees"]
+    order = f"{claim['in-order']} of {claim['comparisons']}" if claim["comparisons"] else NONE
+    margin = claim["mean-margin"]
+    found = None
+    if margin is not None:
+        limits = margin["interval"]
+        found = Difference(margin["mean"], None if limits is None else (limits[0], limits[1]), ())
+    own = f"{agrees} of {of}" if of else NONE
+    return claim["claim"], f"**{claim['verdict']}**", order, interval(found), own
+
+
+def _by_measure(cells: Sequence[Document]) -> dict[str, list[Document]]:
+    found: dict[str, list[Document]] = {}
+    for cell in cells:
+        found.setdefault(cell["measure"], []).append(cell)
+    return {measure: each for measure, each in found.items() if any(cell["ours"] for cell in each)}
+
+
+def _numbers(experiment: PaperExperiment, measure: str, cells: Sequence[Document]) -> Iterator[str]:
+    """Yield a row per cell and a column per method: ours, and below it what the paper prints."""
+    rows = list(dict.fromkeys(cell["row"] for cell in cells))
+    accuracy = MEASURES[experiment.measures[measure].name].accuracy
+    factor = points(experiment, measure)
+    by_cell: dict[str, dict[str, Document]] = {}
+    for cell in cells:
+        by_cell.setdefault(cell["cell"], {})[cell["row"]] = cell
+    header = f"{measure}{' %' if accuracy else ''}, ours / printed"
+    lines = [(name, *(_both(of_rows.get(row), factor) for row in rows)) for name, of_rows in by_cell.items()]
+    yield from table((header, *(f"`{row}`" for row in rows)), lines)
+
+
+def _both(cell: Document | None, factor: float) -> str:
+    if cell is None:
+        return NONE
+    ours = f"{fmean(cell['ours'].values()):.1f}" if cell["ours"] else NONE
+    if cell["printed"] is None:
+        return ours
+    return f"{ours} / {factor * float(cell['printed'].partition(' ')[0]):.1f}"
+
+
+def _rows(experiment: PaperExperiment, document: Document) -> Iterator[str]:
+    """Yield what each row is above the controls and costs, as means over the cells."""
+    costs: dict[str, list[Document]] = {}
+    for each in document["costs"]:
+        costs.setdefault(each["row"], []).append(each)
+    if not costs:
+        return
+    measures = list(_by_measure(document["cells"]))
+    above = [(control, measure) for control in document["controls"] for measure in measures]
+    header = ["row", *(f"{measure} above `{control}` [95 %]" for control, measure in above)]
+    if ALONE in costs:
+        header.append("clients better off than alone %")
+    header += ["MB/round", "s/round", "rounds to target", "MB to target", "s to target"]
+    rows = []
+    for row, of_cells in costs.items():
+        cells = [
+            f"`{row}`",
+            *(_above(document["cells"], row, control, measure) for control, measure in above),
+        ]
+        if ALONE in costs:
+            share = _mean(of_cells, "better-off")
+            cells.append(NONE if share is None else f"{100 * share:.0f}")
+        sent = [_mean(of_cells, name) for name in ("bytes-up", "bytes-down")]
+        cells.append(_short(sum(each or 0 for each in sent) / _MEGABYTE))
+        cells.append(_short(_mean(of_cells, "seconds")))
+        reached = [each for each in of_cells if "rounds-to-target" in each]
+        some = "" if len(reached) == len(of_cells) else f" ({len(reached)} of {len(of_cells)} cells)"
+        for name, unit in (("rounds-to-target", 1), ("bytes-to-target", _MEGABYTE), ("seconds-to-target", 1)):
+            value = _mean(reached, name)
+            cells.append(NONE if value is None else f"{_short(value / unit)}{some}")
+        rows.append(cells)
+    yield from table(header, rows)
+
+
+def _above(cells: Sequence[Document], row: str, control: str, measure: str) -> str:
+    """Return the difference of a row to a control: by seed the mean over cells, and its interval over seeds."""
+    values = {
+        (cell["cell"], cell["row"]): cell["ours"]
+        for cell in cells
+        if cell["measure"] == measure and cell["row"] in (row, control)
+    }
+    by_seed: dict[str, list[float]] = {}
+    for (cell, name), ours in values.items():
+        other = values.get((cell, control), {})
+        if name == row != control:
+            for seed, value in ours.items():
+                if seed in other:
+                    by_seed.setdefault(seed, []).append(value - other[seed])
+    means = {int(seed): fmean(each) for seed, each in by_seed.items()}
+    return interval(paired_difference(means, dict.fromkeys(means, 0.0)))
+
+
+def _mean(of_cells: Sequence[Document], name: str) -> float | None:
+    values = [each[name]["mean"] for each in of_cells if name in each]
+    return fmean(values) if values else None
+
+
+def _short(value: float | None) -> str:
+    if value is None:
+        return NONE
+    return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
+
+
+def _computed(each: Mapping[str, Any]) -> tuple[str, ...]:
+    ours = NONE if each["ours"] is None else f"{each['ours']:.5g}"
+    printed = each["printed"] or NONE
+    return each["cell"], each["row"] or NONE, each["quantity"], ours, printed
