@@ -29,7 +29,7 @@ __all__ = ["ReproduceOptions", "reproduce"]
 _WIDEST = 120
 _LEGEND = """\
 data: + there, – not there. Steps of SGD in local training and their time: all cells, methods and 3 seeds, on one
-core, from a few timed steps of each model. What a method does besides is not in it."""
+core, from a few timed steps of each model: right within a factor of two or so."""
 _SEEDS = 3
 _UNITS = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
 

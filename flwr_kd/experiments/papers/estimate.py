@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from flwr_kd import catalogue
 from flwr_kd.config import LocalStepsConfig, MethodConfig
+from flwr_kd.experiments.comparison import Entry
 from flwr_kd.experiments.papers.schema import PaperCell, PaperExperiment
 from flwr_kd.experiments.run_form import Values, entries_of
 
@@ -66,6 +67,23 @@ SIZES: Mapping[str, DataSize] = MappingProxyType(
 _FOR_KTPFL = {"ktpfl-1": 3_000, "ktpfl-2": 600}
 _TIMED = 16
 """Samples of a batch that is timed."""
+_PREDICTED = 1 / 3
+"""Of a training step's time, the forward pass."""
+_PER_REPLY = 0.01
+"""Seconds for each client and round, whatever is trained: messages, checks, and the client's own test."""
+_PUBLIC = 5_000
+"""Public samples if no limit is set."""
+_WORK = MappingProxyType(
+    {
+        **dict.fromkeys(("dafkd", "fedhkd-dafkd"), 8.0),
+        **dict.fromkeys(("fedgkt", "feddkc-kkr", "feddkc-skr"), 7.0),
+        **dict.fromkeys(("fedalign", "pfedme", "per-fedavg-hf", "fedhyb-star"), 4.0),
+        **dict.fromkeys(("fedhyb", "fedhyb-1", "fedhyb-2", "fedhead-plus", "feddf"), 2.5),
+    }
+)
+"""By method, a round's work over the clients' plain training, where that is more than :data:`_OTHERS`: measured
+with four local epochs of an MLP and of LeNet."""
+_OTHERS = 1.3
 
 
 @dataclass(frozen=True)
@@ -77,8 +95,8 @@ class Cost:
     steps : int
         Steps of SGD in the clients' local training, of all cells, rows and seeds.
     seconds : float or None
-        On one core, from the time of a few such steps; None if a size is not known. What methods do besides local
-        training is not in it.
+        On one core, from the time of a few such steps, with what the methods do besides; None if a size is not
+        known. It is right within a factor of two or so.
     """
 
     steps: int
@@ -132,12 +150,29 @@ def cost_of(experiment: PaperExperiment, cells: Sequence[PaperCell], seeds: int)
                 count = _samples(settings)
                 of_row = round(clients * _steps(row.config, count, settings)) * seeds
                 steps += of_row
+                rounds = int(settings.get("rounds", 10))
                 each = seconds_per_sample(name, _size(settings), _padded(settings)) if count else None
                 if each is None:
                     whole = False
                 else:
-                    seconds += each * of_row * min(row.config.batch_size, count)
+                    trained = of_row * min(row.config.batch_size, count) * _WORK.get(row.method.name, _OTHERS)
+                    seen = seeds * clients * _of_public(row, rounds, settings)
+                    seconds += each * (trained + seen) + _PER_REPLY * rounds * clients * seeds
     return Cost(steps, seconds if whole else None)
+
+
+def _of_public(row: Entry, rounds: int, settings: Values) -> float:
+    """Return the public samples on which a client trains over all rounds; a prediction counts for a third."""
+    if row.method.public_at != "clients":
+        return 0.0
+    size, public = _size(settings), settings.get("public")
+    there = int(settings.get("public-limit", _PUBLIC))
+    if size is not None and public in (None, settings.get("dataset")):
+        # A fifth of the data set is held back.
+        there = min(there, size.train // 5)
+    drawn = min(there, int(getattr(row.config, "public_samples", there)))
+    epochs = int(getattr(row.config, "distill_epochs", 1))
+    return rounds * drawn * (epochs + _PREDICTED) + there * int(getattr(row.config, "warmup_epochs", 0))
 
 
 def _clients_by_model(model: str, settings: Values) -> Iterator[tuple[str, float]]:
