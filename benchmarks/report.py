@@ -146,7 +146,7 @@ def to_target(runs: Sequence[RunResult]) -> tuple[str, str, str]:
 
 
 def side_by_side() -> str:
-    """Return the README's table: every method on both data sets, with clients of equal size."""
+    """Return the table of the papers' methods: every method on both data sets, with clients of equal size."""
     parts = [
         loaded("digits-inner-dirichlet").by_method(),
         loaded("fashion-mnist-inner-dirichlet").by_method(),
@@ -341,7 +341,7 @@ def with_sgd() -> str:
 
 
 def baselines_side_by_side() -> str:
-    """Return the README's table: the local accuracy of every row in all new parts."""
+    """Return the local accuracy of every row in all new parts."""
     parts = [loaded(part, "baselines").by_method() for part in measured_baselines()]
     header = [
         f"{NAMES[setting['dataset']]}, `{setting['partition']}`" for setting in measured_baselines().values()

@@ -99,7 +99,7 @@ def grouped(cells: Callable[[Method], Sequence[str]]) -> list[list[str]]:
 
 
 def list_of_methods() -> str:
-    """Return the README's table."""
+    """Return the table of all methods."""
 
     def cells(method: Method) -> list[str]:
         yes = {True: "yes", False: "no"}
@@ -109,7 +109,7 @@ def list_of_methods() -> str:
             yes[method.heterogeneous],
             PUBLIC_DATA[method.public_at],
             yes[method.global_model],
-            f"[{title(page)}](strategies/{page}/README.md)",
+            f"[{title(page)}](../strategies/{page}/README.md)",
         ]
 
     header = ["name", "sent", "heterogeneous models", "public data", "global model", "page"]

@@ -33,11 +33,21 @@ SECTIONS = (
     "Results",
     "Use in your own Flower project",
 )
-EXAMPLES = [
-    (page.relative_to(ROOT).as_posix(), code)
-    for page in PAGES
-    for code in re.findall(r"<!-- run -->\n```python\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.S)
-]
+RUN = re.compile(r"<!-- run(?:: (\S+))? -->\n+```python\n(.*?)```", flags=re.S)
+
+
+def examples() -> Iterator[tuple[str, str]]:
+    """Yield each page's examples; those that have a name are parts of one, in the order of the page."""
+    for page in PAGES:
+        parts: dict[str, list[str]] = {}
+        for name, code in RUN.findall(page.read_text(encoding="utf-8")):
+            parts.setdefault(name or f"{len(parts)}", []).append(code)
+        for found in parts.values():
+            yield page.relative_to(ROOT).as_posix(), "\n\n".join(found)
+
+
+EXAMPLES = list(examples())
+MOVING = "docs/moving.md"
 
 
 def label(page: Path) -> str:
@@ -76,14 +86,41 @@ def commands() -> Iterator[tuple[str, str]]:
             yield label(page), line
 
 
-@pytest.mark.parametrize(("page", "code"), EXAMPLES, ids=[page for page, _ in EXAMPLES])
-def test_examples_run(page: str, code: str) -> None:
+# The page on moving has a test of its own.
+@pytest.mark.parametrize(
+    ("page", "code"), [pytest.param(*example, id=example[0]) for example in EXAMPLES if example[0] != MOVING]
+)
+def test_examples_run(page: str, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # Some write a result.
     exec(compile(code, page, "exec"), {"__name__": page})
 
 
 def test_every_page_of_a_method_has_an_example() -> None:
-    pages = {"README.md", *(label(folder(name) / "README.md") for name in registry.methods())}
+    pages = {MOVING, *(label(folder(name) / "README.md") for name in registry.methods())}
     assert pages <= {page for page, _ in EXAMPLES}
+
+
+@pytest.mark.long
+def test_the_projects_of_the_moving_page_learn_before_and_after(capsys: pytest.CaptureFixture[str]) -> None:
+    """Two examples in Flower's own styles, and four of this package, each with what it printed."""
+    (code,) = (code for page, code in EXAMPLES if page == MOVING)
+    for server in ("server_fn=server_fn", "@client_app.train()", "FedProtoClient", "FedHKDClient"):
+        assert server in code
+    exec(compile(code, MOVING, "exec"), {"__name__": MOVING})
+    printed = re.findall(r"[01]\.\d+", capsys.readouterr().out)
+    assert len(printed) == 2 + 2 * 3
+    assert min(map(float, printed)) > 0.6  # with three or four classes per client
+
+
+def test_the_readme_is_one_screen_and_begins_with_its_two_commands() -> None:
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 60
+    assert [line.partition("#")[0].strip() for line in lines[2:6]] == [
+        "```sh",
+        "make demo",
+        "make test",
+        "```",
+    ]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=label)
@@ -112,9 +149,11 @@ def test_every_method_has_its_page(name: str) -> None:
     assert rows(own[0] if own else first) == expected
 
 
-def test_the_readme_lists_the_methods_as_registered() -> None:
+def test_the_page_of_methods_lists_them_as_registered() -> None:
     listed = {}
-    for names, _, different, public, has_global, page in rows(section(ROOT / "README.md", "Methods")):
+    for names, _, different, public, has_global, page in rows(
+        (ROOT / "docs" / "methods.md").read_text("utf-8")
+    ):
         for name in re.findall(r"`([^`]+)`", names):
             listed[name] = (different, public, has_global, label(folder(name) / "README.md") in page)
     yes = {True: "yes", False: "no"}
@@ -181,8 +220,9 @@ def test_the_usage_pages_commands_run(tmp_path: Path) -> None:
 
     The README's first command is among them; tests/benchmarks/test_report.py runs it, and compares its numbers.
     """
-    (block, *_) = re.findall(r"```sh\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), flags=re.DOTALL)
-    first = block.splitlines()[-1]
+    (first,) = (
+        line for page, line in commands() if page == "README.md" and line.startswith("flwr-kd compare ")
+    )
     block = section(ROOT / "docs" / "usage.md", "Command line").partition("```sh\n")[2].partition("```")[0]
     lines = [line for line in block.splitlines() if line]
     assert first in lines

@@ -34,7 +34,7 @@ __all__ = ["FlowerLoop"]
 _OLD_API = (
     "this is a strategy for ServerApp's @app.main(), and not for Flower's old server_fn with ServerAppComponents: "
     "write `@app.main()` above `def main(grid, context)`, and call "
-    "`strategy.start(grid, ArrayRecord(model.state_dict()), num_rounds=3)` in it; docs/usage.md shows both"
+    "`strategy.start(grid, ArrayRecord(model.state_dict()), num_rounds=3)` in it; docs/moving.md shows both"
 )
 
 

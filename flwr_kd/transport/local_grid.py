@@ -17,6 +17,7 @@ from flwr.app import (
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
+from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
 from flwr_kd.checks import ConfigError
@@ -114,9 +115,9 @@ class LocalGrid(Grid):
         """Do nothing: there is one run."""
 
     @property
-    def run(self) -> Any:
-        """Not available."""
-        raise NotImplementedError(f"{type(self).__name__} has no Run")
+    def run(self) -> Run:
+        """The one run, with an id and nothing else: Flower's older ``server_fn`` asks for its id."""
+        return Run.create_empty(TaskIdentity.run_id)
 
     def create_message(
         self,

@@ -141,7 +141,7 @@ def test_arrays_that_a_method_sends_without_a_global_model_are_no_mistake(flower
 
 def test_flowers_old_api_is_refused_with_what_to_write() -> None:
     server = Server(client_manager=SimpleClientManager(), strategy=FedAvg())  # type: ignore[arg-type]
-    text = r"FedAvg: .*server_fn with ServerAppComponents: write `@app\.main\(\)`.*docs/usage\.md"
+    text = r"FedAvg: .*server_fn with ServerAppComponents: write `@app\.main\(\)`.*docs/moving\.md"
     with pytest.raises(RuntimeError, match=text):
         server.fit(1, None)
     for name in ("configure_fit", "aggregate_fit", "evaluate"):
