@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from flwr_kd.checks import ConfigError
+from flwr_kd.checks import ConfigError, checked
 from flwr_kd.client.client import KDClient
+from flwr_kd.client.noise import in_simulation
 from flwr_kd.client.task import Answer, Task
 from flwr_kd.config import ConfigT
 
 __all__ = ["SharedModelClient"]
+
+_KEY = "share-model"
 
 
 class SharedModelClient(KDClient[ConfigT]):
@@ -19,14 +22,21 @@ class SharedModelClient(KDClient[ConfigT]):
     ----------
     *args, **options
         See :class:`flwr_kd.KDClient`.
-    shares_model : bool
+    shares_model : bool, optional
         Whether the model may leave the client, which it does not in the method itself. The server chooses the
-        hyper-parameters, so that the client's owner has to allow it. A simulation does.
+        hyper-parameters, so that the client's owner has to allow it. If None, the node config's ``share-model``
+        decides, and without that key the model is shared in a simulation only.
+
+    Raises
+    ------
+    ConfigError
+        If ``share-model`` in the node config is not true or false.
     """
 
-    def __init__(self, *args: Any, shares_model: bool = False, **options: Any) -> None:
+    def __init__(self, *args: Any, shares_model: bool | None = None, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.shares_model = shares_model
+        allowed = checked(_KEY, self.context.node_config.get(_KEY, in_simulation()), bool, {})
+        self.shares_model = bool(allowed) if shares_model is None else shares_model
 
     def phase_model(self, task: Task[ConfigT]) -> Answer:
         """Return the model of this round, for the mean that the server measures.
@@ -40,8 +50,8 @@ class SharedModelClient(KDClient[ConfigT]):
         """
         if not self.shares_model:
             raise ConfigError(
-                "global-model=average asks for this client's model, which its owner did not allow: give its client "
-                "shares_model=True, or set global-model=none"
+                "global-model=average asks for this client's model, which its owner did not allow: set "
+                "share-model=true in its node config (in Python: shares_model=True), or global-model=none"
             )
         self.load_trained()
         return Answer(arrays=self.arrays(task.names), num_examples=len(self.train_batches))

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from flwr_kd import registry
@@ -115,6 +115,33 @@ def test_a_client_whose_owner_did_not_allow_it_sends_no_model(flower_log: list[s
     assert seen == []
     assert result.rounds[0].global_accuracy is None
     assert any("its owner did not allow" in line for line in flower_log)
+
+
+@pytest.mark.parametrize("name", ["fedproto", "fedmd"])
+def test_the_node_config_says_whether_a_client_shares_its_model(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.ReLU(), torch.nn.Linear(5, 3))
+    data = torch.utils.data.TensorDataset(torch.randn(12, 4), torch.arange(12) % 3)
+    kind = registry.get(name).client
+
+    def shares(**given: Any) -> bool:
+        config = {key: value for key, value in given.items() if key == "share-model"}
+        options = {key: value for key, value in given.items() if key != "share-model"}
+        context = Context(1, 1, node_config=config, state=RecordDict(), run_config={})
+        return bool(kind(model, data, data, context=context, **options).shares_model)
+
+    # As at a SuperNode.
+    assert not shares()
+    assert shares(**{"share-model": True})
+    # In Python the owner of the code has the last word.
+    assert not shares(**{"share-model": True}, shares_model=False)
+    assert shares(**{"share-model": False}, shares_model=True)
+    with pytest.raises(ConfigError, match="share-model must be of type bool, got 1"):
+        shares(**{"share-model": 1})
+    monkeypatch.setattr("flwr_kd.client.shared_model.in_simulation", lambda: True)
+    assert shares()
+    assert not shares(**{"share-model": False})
 
 
 def test_heterogeneous_models_are_refused() -> None:
