@@ -27,7 +27,7 @@ help:
 	@echo "make test-oldest  make test in .venv-oldest, with the oldest versions that pyproject.toml allows"
 	@echo "make test-newest  make test in .venv-newest, with the newest Flower, pre-releases included"
 	@echo "make coverage     covered lines, as a table and in coverage.json, of all tests but those of tests/deploy"
-	@echo "make pages        write those parts of the pages that follow from the methods' folders"
+	@echo "make pages        write those parts of the pages that follow from the methods' folders, and the files of apps/"
 	@echo "make docs         build the documentation site, build/site/index.html; a warning or a broken link is an error"
 	@echo "make results      run the benchmarks that have no result, and write tables and picture from the results"
 	@echo "make lint         ruff, ruff format (make style) and mypy --strict (make types)"
@@ -92,9 +92,10 @@ results: install
 	$(BIN)/python benchmarks/remake.py
 	$(BIN)/python benchmarks/report.py
 
-# Writes those parts of the pages that follow from the methods' folders; a test says when they are stale.
+# Writes what follows from the methods' folders: parts of the pages, and the apps. Tests say when they are stale.
 pages: install
 	$(BIN)/python docs/pages.py
+	$(BIN)/python apps/remake.py
 
 # The documentation site. Sphinx says which links and references lead nowhere; -W makes an error of each warning.
 docs: install

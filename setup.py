@@ -19,6 +19,7 @@ setup(
     ],
     package_data={
         "flwr_kd": ["py.typed"],
+        "flwr_kd.app_files": ["LICENSE", "page.md"],
         "flwr_kd.report": ["page.css", "page.js"],
         "flwr_kd.strategies": ["*/*.md", "*/*.toml", "*/experiments/*"],
     },

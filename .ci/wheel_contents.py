@@ -20,9 +20,8 @@ files = {
     for p in (root / "strategies").glob("*/**/*")
     if p.is_file() and p.suffix not in (".py", ".pyc", ".png")
 }
-others = {
-    name: root / name for name in ("flwr_kd/py.typed", "flwr_kd/report/page.css", "flwr_kd/report/page.js")
-}
+data = ("py.typed", "report/page.css", "report/page.js", "app_files/LICENSE", "app_files/page.md")
+others = {f"flwr_kd/{name}": root / "flwr_kd" / name for name in data}
 wanted = modules | files | others
 missing = sorted(set(wanted) - names)
 changed = sorted(name for name in set(wanted) & names if wheel.read(name) != wanted[name].read_bytes())

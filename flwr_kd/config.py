@@ -289,6 +289,9 @@ class MethodConfig:
     def check_classes(self, num_classes: int) -> None:
         """Raise :class:`ConfigError` if a value is not allowed with C classes; the base has no rule."""
 
+    def check_unlabelled(self) -> None:
+        """Raise :class:`ConfigError` if a value needs labels of public data; the base has no rule."""
+
     def learning_rate_at(self, server_round: int) -> float:
         """Return the learning rate of a round, counted from 1.
 

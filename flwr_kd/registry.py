@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from flwr_kd.rules import Rules
     from flwr_kd.server.strategy import KDStrategy
 
-__all__ = ["Method", "NameTakenError", "Variant", "get", "methods", "register"]
+__all__ = ["OWN", "Method", "NameTakenError", "Variant", "get", "methods", "register", "source"]
 
 
 @dataclass(frozen=True)
@@ -184,8 +184,9 @@ GROUP = "flwr_kd.methods"
 
 _METHODS: dict[str, Method] = {}
 _SOURCES: dict[str, str] = {}
-_OWN = "flwr-kd"
-_source = _OWN
+OWN = "flwr-kd"
+"""This library's distribution."""
+_source = OWN
 _loaded = False
 
 
@@ -256,7 +257,7 @@ def _load(point: EntryPoint) -> None:
             stacklevel=3,
         )
     finally:
-        _source = _OWN
+        _source = OWN
 
 
 def get(name: str) -> Method:
@@ -271,3 +272,17 @@ def get(name: str) -> Method:
     if name not in registered:
         raise ConfigError(unknown_name("method", name, registered))
     return registered[name]
+
+
+def source(name: str) -> str:
+    """Return the distribution that a method comes from: :data:`OWN`, or another one's name and version.
+
+    >>> source("fedproto")
+    'flwr-kd'
+
+    Raises
+    ------
+    ConfigError
+        If there is no such method; the message lists the valid names.
+    """
+    return _SOURCES[get(name).name]

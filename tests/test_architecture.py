@@ -47,7 +47,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tracking": SMALL | {"server"},
 }
 """By folder or module of ``flwr_kd``: what else of it may be imported. Who is not here may import all."""
-ABOVE = {"cli", "experiments", "plotting", "report", "results", "testing", "tracking"}
+ABOVE = {"app_files", "cli", "experiments", "plotting", "report", "results", "testing", "tracking"}
 """What no method may import."""
 
 

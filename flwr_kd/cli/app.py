@@ -14,7 +14,7 @@ import typer
 
 from flwr_kd import __version__
 from flwr_kd.checks import ConfigError, DataError
-from flwr_kd.cli import compare, methods, names, plot_results, privacy, report, reproduce, table
+from flwr_kd.cli import compare, methods, names, new_app, plot_results, privacy, report, reproduce, table
 from flwr_kd.cli.completion import complete, completion
 from flwr_kd.cli.help import Command, Group, usage_error
 from flwr_kd.cli.interrupts import Interrupted, Interrupts
@@ -47,6 +47,7 @@ app.command("privacy", cls=Command)(privacy.show_privacy)
 app.add_typer(plot_results.plots, name="plot")
 app.command("table", cls=Command)(table.table)
 app.command("report", cls=Command)(report.report)
+app.command("app", cls=Command)(new_app.write_app)
 app.command("completion", cls=Command)(completion)
 _INTERRUPTED = 130
 

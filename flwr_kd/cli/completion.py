@@ -20,7 +20,7 @@ __all__ = ["complete", "completion", "values_of"]
 PROGRAM, VARIABLE = "flwr-kd", "_FLWR_KD_COMPLETE"
 _SHELLS: dict[str, type[ShellComplete]] = {"bash": BashComplete, "zsh": ZshComplete, "fish": FishComplete}
 _VALUES: dict[str, Callable[[], Iterable[str]]] = {
-    **dict.fromkeys(("method", "methods", "shown"), registry.methods),
+    **dict.fromkeys(("method", "methods", "shown", "listed"), registry.methods),
     "dataset": lambda: catalogue.DATASETS,
     "public": lambda: catalogue.DATASETS,
     "model": lambda: catalogue.MODELS,
@@ -35,7 +35,7 @@ _VALUES: dict[str, Callable[[], Iterable[str]]] = {
     "shell": lambda: _SHELLS,
 }
 """By parameter, the names that it takes. Only these are offered; other values may be allowed as well."""
-_SEPARATED = ("model",)
+_SEPARATED = ("model", "listed")
 _OPEN = re.compile(r"\[.*|(?<=:)[A-Z].*|^package\.module:function$")
 """What a user has to say of a form such as ``dirichlet:ALPHA`` or ``ktpfl-1[:MANY]``."""
 

@@ -66,14 +66,14 @@ __all__ = [
 
 
 def chosen_method(context: Context, names: Sequence[str]) -> registry.Method:
-    """Return the run config's ``method``, one of an app's.
+    """Return the run config's ``method``, one of an app's; an app of one method needs no such key.
 
     Raises
     ------
     ConfigError
         If it is none of them.
     """
-    name = context.run_config["method"]
+    name = context.run_config.get("method", names[0] if len(names) == 1 else "")
     if name not in names:
         raise ConfigError(f"method must be one of {', '.join(names)}, got {name!r}")
     return registry.get(str(name))

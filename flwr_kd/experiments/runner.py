@@ -253,6 +253,8 @@ def check(experiment: Experiment, config: MethodConfig, method: registry.Method 
     """
     if experiment.own is None:
         client_splits(experiment)
+    else:
+        config.check_unlabelled()
     bundle = bundle_of(experiment)
     config.check_classes(bundle.num_classes)
     _check_attack(experiment, bundle)

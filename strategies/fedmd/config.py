@@ -31,3 +31,11 @@ class FedMDConfig(PublicKnowledgeConfig):
                 f"warmup-epochs must be 0 where public-at={self.public_at}: labels are not sent, "
                 f"got {self.warmup_epochs}"
             )
+
+    def check_unlabelled(self) -> None:
+        """Refuse the initial training, which learns the labels of public data."""
+        if self.warmup_epochs:
+            raise ConfigError(
+                "warmup-epochs must be 0 with classes: public data has no labels then, got "
+                f"{self.warmup_epochs}"
+            )

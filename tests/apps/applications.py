@@ -15,10 +15,6 @@ from flwr_kd import registry
 from flwr_kd.experiments.experiment import Experiment
 from flwr_kd.experiments.runner import run
 from flwr_kd.results import schema
-from flwr_kd.strategies.fedhead import FedHEADConfig
-from flwr_kd.strategies.fedhyb import FedHybConfig
-from flwr_kd.strategies.fedmd import FedMDConfig
-from flwr_kd.strategies.ktpfl import KTpFLConfig
 
 APPS = Path(__file__).resolve().parents[2] / "apps"
 CLIENTS, ROUNDS, SEED = 3, 2, 5
@@ -30,8 +26,6 @@ class App:
 
     name: str
     method: str
-    listed: frozenset[str]
-    """Hyper-parameters that its ``pyproject.toml`` must have."""
     set: dict[str, Any]
     wrong: tuple[tuple[dict[str, Any], str], ...]
     others: tuple[str, ...] = ()
@@ -75,27 +69,34 @@ class App:
 FEDHKD = App(
     name="fedhkd",
     method="fedhkd",
-    listed=frozenset({"gamma", "classifier-weight", "noise", "sigma", "clip", "local-epochs"}),
     set={"local-epochs": 2, "gamma": 0.2, "sigma": 0.5, "reproducible-noise": True},
     wrong=(({"gamma": -1.0}, r"gamma must be >= 0, got -1"),),
 )
 FEDDKC = App(
     name="feddkc",
     method="feddkc-skr",
-    listed=frozenset({"refinement", "target-peak", "target-entropy", "beta", "send-test-features"}),
-    set={"batch-size": 32, "refinement": "skr", "target-entropy": 1.2, "send-test-features": True},
+    set={"batch-size": 32, "method": "feddkc-skr", "target-entropy": 1.2, "send-test-features": True},
     wrong=(
         ({"beta": -1.0}, r"beta must be >= 0, got -1"),
-        ({"refinement": "krr"}, r"refinement must be one of kkr, skr, got 'krr'"),
+        ({"method": "feddkc-krr"}, r"method must be one of feddkc-kkr, feddkc-skr, got 'feddkc-krr'"),
+        ({"refinement": "skr"}, r"refinement is fixed at 'kkr' by feddkc-kkr, got 'skr'"),
         ({"target_peak": 0.05}, r"target-peak .*0\.05"),
-        ({"refinement": "skr", "target_entropy": 9.0}, r"target-entropy .*9"),
+        # The defaults are for 10 classes; the error names a value for fewer.
+        (
+            {"classes": "a,b,c", "input_shape": "1x8x8"},
+            r"target-peak .* C = 3 classes, got 0\.12; target-peak=0\.4 in the run config is for 3 classes",
+        ),
+        (
+            {"method": "feddkc-skr", "classes": "a,b,c", "input_shape": "1x8x8"},
+            r"target-entropy .* C = 3 classes, got 3\.2; target-entropy=1\.53 in the run config is for 3 classes",
+        ),
+        ({"method": "feddkc-skr", "target_entropy": 9.0}, r"target-entropy .*9"),
         ({"model": "resnet2,resnt4"}, r"resnt4.*resnet4"),
     ),
 )
 FEDHEAD = App(
     name="fedhead",
     method="fedhead-plus",
-    listed=frozenset(FedHEADConfig().to_wire()),
     set={
         "method": "fedhead-plus",
         "local-epochs": 2,
@@ -116,7 +117,6 @@ FEDHEAD = App(
 FEDHYB = App(
     name="fedhyb",
     method="fedhyb",
-    listed=frozenset(FedHybConfig().to_wire()),
     set={
         "batch-size": 32,
         "local-epochs": 2,
@@ -149,7 +149,6 @@ KTPFL = App(
     name="ktpfl",
     method="ktpfl",
     others=("fedmd",),
-    listed=frozenset(KTpFLConfig().to_wire()) | frozenset(FedMDConfig().to_wire()),
     set={
         "batch-size": 32,
         "local-epochs": 2,

@@ -1,4 +1,4 @@
-"""FedHEAD's ServerApp: the strategy, FedHEAD+'s public data, the global model's accuracy, the result as JSON."""
+"""The ServerApp: the strategy, its public data, the accuracy of its model, and the result as JSON."""
 
 from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
@@ -8,6 +8,7 @@ from flwr_kd.experiments.run_config import (
     comparison,
     evaluator,
     experiment,
+    hyperparameters,
     output_folder,
     phase_timeout,
     strategy_options,
@@ -15,9 +16,9 @@ from flwr_kd.experiments.run_config import (
 from flwr_kd.experiments.runner import check, server_options
 from flwr_kd.learning.device import one_thread
 from flwr_kd.results.files import save
-from flwr_kd.strategies.fedhead import FedHEAD, FedHEADConfig, FedHEADPlus
 
-METHODS = ("fedhead", "fedhead-plus")
+from . import METHODS
+
 app = ServerApp()
 
 
@@ -28,15 +29,12 @@ def main(grid: Grid, context: Context) -> None:
     method = chosen_method(context, METHODS)
     run = experiment(context).of(method)
     out = output_folder(context)
-    config = FedHEADConfig.from_wire(context.run_config)
+    config = hyperparameters(method, context.run_config)
     # With your own model or data sets, remove this check, and evaluate_fn if the server has no test data.
     check(run, config, method)
-    options = strategy_options(context)
-    if method.strategy is FedHEADPlus:
-        # With your own data sets, replace server_options by model=..., public_set=... and device=...
-        strategy: FedHEAD = FedHEADPlus(config, **server_options(method, run), **options)
-    else:
-        strategy = FedHEAD(config, **options)
+    # With your own model or data sets, replace server_options by what the method takes:
+    # model=..., public_set=..., device=...
+    strategy = method.strategy(config, **server_options(method, run), **strategy_options(context))
     result = strategy.start(
         grid=grid,
         initial_arrays=ArrayRecord(run.build_model().state_dict()),

@@ -1,21 +1,20 @@
-"""FedHKD's ClientApp: a client that trains on its part of the data set, or on its own data."""
+"""The ClientApp: a client that trains on its part of the data set, or on its own data."""
 
 from flwr.app import Context
 from flwr.client import Client
 from flwr.clientapp import ClientApp
 
-from flwr_kd.client.noise import reproducible_noise
-from flwr_kd.experiments.run_config import client_data, common_test_data
-from flwr_kd.strategies.fedhkd import FedHKDClient
+from flwr_kd.experiments.run_config import chosen_method, client_data, common_test_data
+
+from . import METHODS
 
 
 def client_fn(context: Context) -> Client:
+    method = chosen_method(context, METHODS)
     # Put your own model and data sets here. They must be the same for every message.
     model, train_set, test_set = client_data(context)
-    seeded, common = reproducible_noise(context), common_test_data(context)
-    return FedHKDClient(
-        model, train_set, test_set, context=context, common_test_set=common, reproducible_noise=seeded
-    ).to_client()
+    common = common_test_data(context)
+    return method.client(model, train_set, test_set, context=context, common_test_set=common).to_client()
 
 
 app = ClientApp(client_fn=client_fn)

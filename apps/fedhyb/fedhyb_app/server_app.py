@@ -1,4 +1,4 @@
-"""FedHyb's ServerApp: the variant's strategy, its proxy data, the global model's accuracy, the result as JSON."""
+"""The ServerApp: the strategy, its public data, the accuracy of its model, and the result as JSON."""
 
 from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
@@ -17,7 +17,8 @@ from flwr_kd.experiments.runner import check, server_options
 from flwr_kd.learning.device import one_thread
 from flwr_kd.results.files import save
 
-METHODS = ("fedhyb", "fedhyb-star", "fedhyb-1", "fedhyb-2", "fedhyb-3")
+from . import METHODS
+
 app = ServerApp()
 
 
@@ -31,7 +32,8 @@ def main(grid: Grid, context: Context) -> None:
     config = hyperparameters(method, context.run_config)
     # With your own model or data sets, remove this check, and evaluate_fn if the server has no test data.
     check(run, config, method)
-    # With your own data sets, replace server_options by the arguments that README.md lists for the variant.
+    # With your own model or data sets, replace server_options by what the method takes:
+    # model=..., public_set=..., input_shape=..., device=...
     strategy = method.strategy(config, **server_options(method, run), **strategy_options(context))
     result = strategy.start(
         grid=grid,

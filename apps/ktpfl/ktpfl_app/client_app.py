@@ -1,15 +1,16 @@
-"""The ClientApp: a client with its own model, trained on its own data and on public data."""
+"""The ClientApp: a client that trains on its part of the data set, or on its own data."""
 
 from flwr.app import Context
 from flwr.client import Client
 from flwr.clientapp import ClientApp
 
-from flwr_kd import registry
-from flwr_kd.experiments.run_config import client_data, common_test_data, public_options
+from flwr_kd.experiments.run_config import chosen_method, client_data, common_test_data, public_options
+
+from . import METHODS
 
 
 def client_fn(context: Context) -> Client:
-    method = registry.get(str(context.run_config["method"]))
+    method = chosen_method(context, METHODS)
     # Put your own model and data sets here. They must be the same for every message. Set public_set=... to the same
     # samples in the same order at every client, or leave it out if the server has them.
     model, train_set, test_set = client_data(context)

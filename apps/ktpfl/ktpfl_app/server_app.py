@@ -1,12 +1,12 @@
-"""The ServerApp: the method's strategy, which mixes the clients' soft predictions, and the result as JSON."""
+"""The ServerApp: the strategy, its public data, the accuracy of its model, and the result as JSON."""
 
 from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
 
-from flwr_kd.checks import ConfigError
 from flwr_kd.experiments.run_config import (
     chosen_method,
     comparison,
+    evaluator,
     experiment,
     hyperparameters,
     output_folder,
@@ -17,7 +17,8 @@ from flwr_kd.experiments.runner import check, server_options
 from flwr_kd.learning.device import one_thread
 from flwr_kd.results.files import save
 
-METHODS = ("ktpfl", "sim-pfl", "topk-pfl", "fedmd")
+from . import METHODS
+
 app = ServerApp()
 
 
@@ -29,22 +30,18 @@ def main(grid: Grid, context: Context) -> None:
     run = experiment(context).of(method)
     out = output_folder(context)
     config = hyperparameters(method, context.run_config)
-    warm_up = config.to_wire().get("warmup-epochs", 0)
-    if run.own is not None and warm_up:
-        raise ConfigError(
-            f"warmup-epochs must be 0 with classes: public data has no labels then, got {warm_up}"
-        )
-    # With your own models or data sets, remove this check.
+    # With your own model or data sets, remove this check, and evaluate_fn if the server has no test data.
     check(run, config, method)
     # With your own data sets, replace server_options by public_set=... or remove it: the server then expects the
     # set that most clients have. With public-at="server" the set is required, and its samples are sent.
     strategy = method.strategy(config, **server_options(method, run), **strategy_options(context))
-    # No arrays and no evaluate_fn: the models stay at the clients.
     result = strategy.start(
         grid=grid,
+        # There is no global model.
         initial_arrays=ArrayRecord(),
         num_rounds=run.rounds,
         timeout=phase_timeout(context),
+        evaluate_fn=evaluator(context, run),
     )
     if out is not None:
         save(comparison(context, strategy, result, method=method.name, app="apps/ktpfl"), out)
