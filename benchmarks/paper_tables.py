@@ -65,7 +65,7 @@ def _experiment(name: str, experiment: PaperExperiment, document: Document) -> I
     yield ""
     yield f"The paper concludes: {experiment.claim}"
     yield ""
-    yield _conditions(experiment, document)
+    yield _conditions(document)
     yield ""
     if document["claims"]:
         header = ("claim", "here", "in order", "mean margin [95 %]", "the paper's own numbers")
@@ -85,10 +85,10 @@ def _experiment(name: str, experiment: PaperExperiment, document: Document) -> I
         yield ""
 
 
-def _conditions(experiment: PaperExperiment, document: Document) -> str:
+def _conditions(document: Document) -> str:
     parts = []
-    if document["scale"] == "small" and experiment.small is not None:
-        parts.append(f"Small version: {experiment.small.note}")
+    if note := document.get("note"):
+        parts.append(f"Small version: {note}")
     if document["stand-ins"]:
         parts.append(f"Stand-in: {'; '.join(document['stand-ins'])}.")
     if document["versions"]:

@@ -4,7 +4,8 @@ Each piece is one experiment. Its runs are in runs/reproduce and go on where the
 one JSON file in the folder of results: our numbers beside the printed ones, the verdicts, the controls, the costs.
 The quickest pieces come first, and a figure of a table's runs comes after the table.
 
-Usage: python benchmarks/reproduce.py [--list] [--only NAME,...] [--seeds 0,1,2] [--out FOLDER] [--again]
+Usage: python benchmarks/reproduce.py [--list] [--only NAME,...] [--seeds 0,1,2] [--out FOLDER] [--data-dir FOLDER]
+       [--again]
 
 --list says what there is, with an estimate of the CPU minutes and whether there is a result. A piece takes at most
 two hours of one core.
@@ -116,6 +117,7 @@ def main() -> None:
     parser.add_argument("--only", help="names of experiments; by default those without a result")
     parser.add_argument("--seeds", default=",".join(map(str, SEEDS)))
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
+    parser.add_argument("--data-dir", help="folder of data files: 20 Newsgroups, for fedhead/table-3")
     parser.add_argument("--again", action="store_true", help="run also what has a result")
     options = parser.parse_args()
     names = options.only.split(",") if options.only else None
@@ -129,13 +131,14 @@ def main() -> None:
             print(f"{piece.name:24} {piece.experiment.kind:10} {known}  {'done' if there else ''}".rstrip())
         elif options.again or not there:
             print(f"{piece.name}", flush=True)
-            run(piece, options.seeds, options.out)
+            run(piece, options.seeds, options.out, options.data_dir)
 
 
-def run(piece: Piece, seeds: str, folder: Path) -> None:
+def run(piece: Piece, seeds: str, folder: Path, data_dir: str | None = None) -> None:
     """Run a piece to its end, and collect what follows from it."""
     out = RUNS / piece.paper / f"{piece.experiment.runs_of or piece.experiment.id}-small"
-    subprocess.run([sys.executable, "-m", "flwr_kd.cli", *piece.command(seeds)], check=True, cwd=ROOT)
+    words = [*piece.command(seeds), *(["--data-dir", str(Path(data_dir).resolve())] if data_dir else [])]
+    subprocess.run([sys.executable, "-m", "flwr_kd.cli", *words], check=True, cwd=ROOT)
     collect(piece, out / f"{piece.experiment.id}.json", folder)
 
 

@@ -426,6 +426,7 @@ def round_result(stats: RoundStats) -> RoundResult:
         train_loss=stats.train_loss,
         bytes_up=stats.bytes_up,
         bytes_down=stats.bytes_down,
+        bytes_knowledge=stats.bytes_knowledge,
         round_trips=stats.round_trips,
         seconds=stats.seconds,
         participants=stats.participants,

@@ -61,6 +61,7 @@ def _columns() -> dict[str, _Column]:
         _Column("rounds_to_target", "rounds\nto target", _reached),
         _Column("bytes_to_target", "MB\nto target", lambda spread, of: _reached(spread, of, _MEGABYTE)),
         _Column("seconds_to_target", "s\nto target", _reached),
+        _Column("bytes_knowledge", "MB of knowledge\n/round", _in(_MEGABYTE)),
         _Column("round_trips", "round trips\n/round", _in()),
         _Column("parameters_trained", "trained\nmillions", _in(10**6)),
         _Column("parameters_held", "held\nmillions", _in(10**6)),

@@ -20,7 +20,16 @@ _ALWAYS = ("local_accuracy", "local_top5", "global_accuracy", "server_accuracy")
 """What files of the first version have also where nothing was measured."""
 LATER = tuple(name for name in ACCURACIES if name not in _ALWAYS)
 """Accuracies that are left out of the file where they were not measured."""
-_OPTIONAL = ("available", "stored", "received", "accuracy_before", "distance_to_last", "round_trips", *LATER)
+_OPTIONAL = (
+    "available",
+    "stored",
+    "received",
+    "accuracy_before",
+    "distance_to_last",
+    "round_trips",
+    "bytes_knowledge",
+    *LATER,
+)
 _OF_CLIENT = ("local_accuracy", "local_top5")
 """What each client has, if only None."""
 _BEFORE = "local_accuracy_before"
@@ -84,6 +93,9 @@ class RoundResult:
     round_trips : int or None
         Messages to single clients that had a usable reply, over all phases. FedHEAD and FedHEAD+ count those
         between sectors and server, as FedHEAD's Table 1 does. None if not known.
+    bytes_knowledge : int or None
+        Of ``bytes_up`` and ``bytes_down`` together, those of knowledge and public samples; the rest are models.
+        None if not known.
 
     Raises
     ------
@@ -120,6 +132,7 @@ class RoundResult:
     trained_accuracy: float | None = None
     trained_top5: float | None = None
     round_trips: int | None = None
+    bytes_knowledge: int | None = None
 
     def __post_init__(self) -> None:
         for name, least in (
@@ -145,7 +158,7 @@ class RoundResult:
         if distance is not None:
             number("distance_to_last", distance, 0, error=ResultError)
         object.__setattr__(self, "distance_to_last", distance)
-        for name in ("available", "round_trips"):
+        for name in ("available", "round_trips", "bytes_knowledge"):
             if getattr(self, name) is not None:
                 whole_number(name, getattr(self, name), 0, error=ResultError)
         for name in ("stored", "received"):

@@ -38,6 +38,7 @@ _METRICS = (
     "bytes_down",
     "seconds",
     "round_trips",
+    "bytes_knowledge",
     *(f"parameters_{name}" for name in _PARAMETERS),
     *_TO_TARGET,
     "better_off",
@@ -125,8 +126,9 @@ class RunResult:
         The accuracies (:data:`flwr_kd.results.measures.ACCURACIES`) are those of the last round. With ``_last5``
         they are the mean over the last five rounds, or over those of them that have a value, of the clients that
         took part in each.
-        ``bytes_up``, ``bytes_down`` and ``round_trips`` are the mean per round, ``seconds`` the median per round
-        (the first rounds warm up). ``parameters_trained``, ``parameters_held`` and ``parameters_server`` are those
+        ``bytes_up``, ``bytes_down``, ``bytes_knowledge`` and ``round_trips`` are the mean per round, ``seconds``
+        the median per round (the first rounds warm up). ``parameters_trained``, ``parameters_held`` and
+        ``parameters_server`` are those
         of :attr:`parameters`.
 
         Examples
@@ -145,6 +147,7 @@ class RunResult:
             "bytes_down": mean(result.bytes_down for result in self.rounds),
             "seconds": statistics.median(result.seconds for result in self.rounds) if final else None,
             "round_trips": mean(result.round_trips for result in self.rounds),
+            "bytes_knowledge": mean(result.bytes_knowledge for result in self.rounds),
             **{f"parameters_{name}": self.parameters.get(name) for name in _PARAMETERS},
         }
 

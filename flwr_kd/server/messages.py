@@ -200,7 +200,9 @@ class Messages:
                 ttl=lifetime(self.timeout, len(outgoing)),
                 group_id=str(server_round),
             )
-            stats.count(out.node, down=flower_records.nbytes(message.content))
+            content = message.content
+            knowledge = flower_records.knowledge_nbytes(content)
+            stats.count(out.node, down=flower_records.nbytes(content), knowledge=knowledge)
             messages.append(message)
         return messages
 

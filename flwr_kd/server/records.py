@@ -258,6 +258,9 @@ class RoundStats:
     train_loss: float | None = None
     bytes_up: int = 0
     bytes_down: int = 0
+    bytes_knowledge: int = 0
+    """Of both together, those of payloads (soft predictions, prototypes, features, public samples); the rest are
+    models."""
     round_trips: int | None = None
     """Messages to single clients that had a usable reply, over all phases; a method may count in another way."""
     seconds: float = 0.0
@@ -283,8 +286,9 @@ class RoundStats:
     """Whether clients' models are also measured on the common test set, and the aggregated model on the clients'
     test data: see the strategy's ``measure``."""
 
-    def count(self, node: Node, *, down: int = 0, up: int = 0) -> None:
-        """Add bytes to the round's and the node's totals."""
+    def count(self, node: Node, *, down: int = 0, up: int = 0, knowledge: int = 0) -> None:
+        """Add bytes to the round's and the node's totals; ``knowledge`` says how many of them are payloads."""
+        self.bytes_knowledge += knowledge
         before = self.bytes_by_partition.get(node.key, (0, 0))
         self.bytes_by_partition[node.key] = (before[0] + down, before[1] + up)
         self.bytes_down += down

@@ -190,7 +190,7 @@ class ReplyChecker:
             If the message is not what the phase expects.
         """
         raw = flower_records.read_train_reply(message)
-        stats.count(node, up=raw.nbytes)
+        stats.count(node, up=raw.nbytes, knowledge=raw.knowledge_nbytes)
         arrays = self._arrays(phase, node, raw.arrays)
         payload = self._payload(phase, node, raw.payload)
         self._check_metrics(raw.metrics)

@@ -28,6 +28,7 @@ __all__ = [
     "TrainReply",
     "evaluate_message",
     "forget",
+    "knowledge_nbytes",
     "nbytes",
     "properties_message",
     "read_evaluate_reply",
@@ -103,6 +104,7 @@ class TrainReply:
     metrics: dict[str, float] = field(default_factory=dict)
     payload: bytes | None = None
     nbytes: int = 0
+    knowledge_nbytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -160,7 +162,8 @@ def read_train_reply(message: Message) -> TrainReply:
     payload = config.get(PAYLOAD)
     if payload is not None and not isinstance(payload, bytes):
         raise PayloadError(f"metric 'payload' must be bytes, got {type(payload).__name__}")
-    return TrainReply(arrays, _num_examples(content, "fitres"), _metrics(config), payload, nbytes(content))
+    sizes = nbytes(content), knowledge_nbytes(content)
+    return TrainReply(arrays, _num_examples(content, "fitres"), _metrics(config), payload, *sizes)
 
 
 def read_evaluate_reply(message: Message) -> EvaluateReply:
@@ -241,13 +244,17 @@ def nbytes(content: RecordDict) -> int:
 
     The scalars beside them are not counted; with Flower's envelope they are a few kilobytes per message.
     """
-    size = 0
-    for record in entries(content).values():
-        if isinstance(record, ArrayRecord):
-            size += sum(len(array.data) for array in entries(record).values())
-        elif isinstance(record, ConfigRecord):
-            size += sum(len(value) for value in entries(record).values() if isinstance(value, bytes))
-    return size
+    arrays = (record for record in entries(content).values() if isinstance(record, ArrayRecord))
+    of_arrays = sum(len(array.data) for record in arrays for array in entries(record).values())
+    return of_arrays + knowledge_nbytes(content)
+
+
+def knowledge_nbytes(content: RecordDict) -> int:
+    """Return the size of a message's byte values alone, which hold the payloads."""
+    records = (record for record in entries(content).values() if isinstance(record, ConfigRecord))
+    return sum(
+        len(value) for record in records for value in entries(record).values() if isinstance(value, bytes)
+    )
 
 
 def _instruction(

@@ -44,7 +44,7 @@ def test_what_has_a_result_is_not_run_again(
     program: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran = []
-    monkeypatch.setattr(program, "run", lambda piece, seeds, folder: ran.append((piece.name, seeds)))
+    monkeypatch.setattr(program, "run", lambda piece, seeds, *others: ran.append((piece.name, seeds)))
     (tmp_path / "fedhkd-table-1.json").write_text("{}")
     names = "fedhkd/table-1,fedhkd/table-2,fedhkd/section-4.3"
     monkeypatch.setattr("sys.argv", ["reproduce.py", "--only", names, "--out", str(tmp_path), "--seeds", "1"])
@@ -74,6 +74,7 @@ def document(**changes: Any) -> dict[str, Any]:
     return {
         "experiment": "fedhkd/table-2",
         "scale": "small",
+        "note": "letters.",
         "stand-ins": ["letters for cifar10"],
         "seeds": [0, 1],
         "command": "flwr-kd reproduce fedhkd/table-2 --scale small",
@@ -118,7 +119,9 @@ def test_the_page_has_verdicts_numbers_controls_and_costs(tables: Any, tmp_path:
     assert "| local %, ours / printed | `fedavg` | `fedhkd` | `alone` |" in lines
     assert "| a | 50.5 / 50.0 | 54.5 / 67.9 | 41.5 |" in lines
     assert "| b | – | 61.0 | 50.0 |" in lines
-    assert any("Stand-in: letters for cifar10." in line and "Small version: " in line for line in lines)
+    assert any(
+        "Stand-in: letters for cifar10." in line and "Small version: letters." in line for line in lines
+    )
     # By seed the mean over both cells: (14 + 10) / 2 and (12 + 12) / 2, which are the same.
     assert "| `fedhkd` | +12.00 [+12.00, +12.00] | 100 | 3 | 0.5 | 5 | 15 | 5 |" in lines, "\n".join(lines)
     (of_fedavg,) = (line for line in lines if line.startswith("| `fedavg` | +"))

@@ -393,6 +393,7 @@ def test_the_fields_are_the_schema():
         "trained_accuracy",
         "trained_top5",
         "round_trips",
+        "bytes_knowledge",
     ]
     assert schema.SCHEMA_VERSION == 1
 

@@ -50,6 +50,9 @@ def test_bytes_are_those_that_were_sent(grid_of: Any) -> None:
     weights = sum(len(a.data) for a in initial().values())
     assert rounds[0].bytes_down == 5 * weights  # three trained and two evaluated, with no knowledge yet
     assert rounds[1].bytes_down > 5 * weights
+    # Models go down to those that train and that evaluate, and up from those that train; the rest is knowledge.
+    assert rounds[0].bytes_knowledge == rounds[0].bytes_up - 3 * weights > 0
+    assert rounds[1].bytes_knowledge == rounds[1].bytes_down + rounds[1].bytes_up - 8 * weights
 
 
 def test_the_callers_records_are_not_changed(toy: Any, grid_of: Any) -> None:

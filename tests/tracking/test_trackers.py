@@ -77,6 +77,7 @@ def follow(log: RunLog, info: RunInfo, rounds: list[RoundStats], error: BaseExce
 def test_numbers_are_those_that_were_measured() -> None:
     assert numbers_of(ROUNDS[1]) == {
         "local_accuracy": 0.625, "train_loss": 1.5, "bytes_up": 11.0, "bytes_down": 0.0, "seconds": 0.25,
+        "bytes_knowledge": 0.0,
         "participants": 3.0, "available": 0.0, "failures": 1.0, "void": 0.0,
     }  # fmt: skip
     third = numbers_of(ROUNDS[2])

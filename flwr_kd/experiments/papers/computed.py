@@ -33,6 +33,8 @@ class Quantity:
         The paper's.
     note : str
         What to know of it.
+    part : bool
+        Whether it is a part of another one, on which no claim is.
     """
 
     cell: str
@@ -41,6 +43,7 @@ class Quantity:
     ours: float | None
     printed: Printed | None = None
     note: str = ""
+    part: bool = False
 
 
 def quantities(experiment: PaperExperiment, settings: Values | None = None) -> list[Quantity]:
@@ -123,15 +126,18 @@ def _cost(experiment: PaperExperiment, cell: PaperCell) -> Iterator[Quantity]:
                 )
         elif named.name == "megabytes":
             for entry in entries_of(experiment, experiment.methods, cell.set):
+                name, number = entry.name, printed.get(entry.name)
                 try:
-                    value = _bytes(entry, settings) / _MEGABYTE
+                    found = _bytes(entry, settings)
                 except (ConfigError, DataError) as error:
-                    yield Quantity(
-                        cell.id, entry.name, "MB", None, printed.get(entry.name), first_line(error)
-                    )
+                    yield Quantity(cell.id, name, "MB", None, number, first_line(error))
                 else:
                     note = "by the formulas, all clients and rounds"
-                    yield Quantity(cell.id, entry.name, "MB", value, printed.get(entry.name), note)
+                    yield Quantity(cell.id, name, "MB", sum(found.values()) / _MEGABYTE, number, note)
+                    for kind, value in found.items():
+                        yield Quantity(
+                            cell.id, name, f"MB of {kind}", value / _MEGABYTE, note="of these", part=True
+                        )
 
 
 def evaluated(formula: str, letters: Mapping[str, int]) -> float:
@@ -158,8 +164,8 @@ def evaluated(formula: str, letters: Mapping[str, int]) -> float:
     return value
 
 
-def _bytes(entry: Any, settings: Mapping[str, Any]) -> float:
-    """Return the bytes of all rounds and clients by the method's formula, from sizes alone."""
+def _bytes(entry: Any, settings: Mapping[str, Any]) -> dict[str, float]:
+    """Return by kind the bytes of all rounds and clients by the method's formula, from sizes alone."""
     from flwr_kd.experiments.message_sizes import sizes_of
     from flwr_kd.experiments.papers.estimate import SIZES
     from flwr_kd.formulas import Situation
@@ -176,7 +182,7 @@ def _bytes(entry: Any, settings: Mapping[str, Any]) -> float:
         name.strip() for name in str(entry.model or settings.get("model") or entry.method.model).split(",")
     ]
     counts = [[1] * classes for _ in range(clients)]
-    total = 0.0
+    found: dict[str, float] = {}
     for name in dict.fromkeys(names):
         network = build_model(name, input_shape=size.shape, num_classes=classes, seed=0)
         share = clients * names.count(name) / len(names)
@@ -184,11 +190,12 @@ def _bytes(entry: Any, settings: Mapping[str, Any]) -> float:
             situation = Situation(entry.config, counts, 0, sent.direction, public, size.shape)
             letters = sizes_of(entry.method, network, situation)
             times = sum(sent.in_round(number, rounds) for number in range(1, rounds + 1))
-            total += share * times * (sent.paper(letters) + sum(sent.others(letters).values()))
+            once = sent.paper(letters) + sum(sent.others(letters).values())
+            found[sent.part] = found.get(sent.part, 0.0) + share * times * once
     if wire.get("public-at") == "server":
         # The samples of a round travel to each client.
-        total += clients * rounds * public * math.prod(size.shape) * _FLOAT
-    return total
+        found["public samples"] = clients * rounds * public * math.prod(size.shape) * _FLOAT
+    return found
 
 
 def _parameters(experiment: PaperExperiment, cell: PaperCell) -> Iterator[Quantity]:

@@ -64,7 +64,8 @@ SIZES: Mapping[str, DataSize] = MappingProxyType(
     }
 )
 """Sizes of the data sets that experiments name; those of the traffic sets are their caps."""
-_FOR_KTPFL = {"ktpfl-1": 3_000, "ktpfl-2": 600}
+_PER_CLASS = {"ktpfl-1": 450, "ktpfl-2": 300}
+"""Samples that KT-pFL's divisions give a client of a class that it has many of, by default."""
 _TIMED = 16
 """Samples of a batch that is timed."""
 _PREDICTED = 1 / 3
@@ -155,7 +156,8 @@ def cost_of(experiment: PaperExperiment, cells: Sequence[PaperCell], seeds: int)
                 if each is None:
                     whole = False
                 else:
-                    trained = of_row * min(row.config.batch_size, count) * _WORK.get(row.method.name, _OTHERS)
+                    trained = seeds * clients * _trained(row.config, count, settings)
+                    trained *= _WORK.get(row.method.name, _OTHERS)
                     seen = seeds * clients * _of_public(row, rounds, settings)
                     seconds += each * (trained + seen) + _PER_REPLY * rounds * clients * seeds
     return Cost(steps, seconds if whole else None)
@@ -191,6 +193,14 @@ def _steps(config: MethodConfig, samples: int, settings: Values) -> int:
     return rounds * config.local_epochs * -(-samples // config.batch_size)
 
 
+def _trained(config: MethodConfig, samples: int, settings: Values) -> int:
+    """Return the samples on which one client trains over all rounds, each as often as it is seen."""
+    rounds = int(settings.get("rounds", 10))
+    if isinstance(config, LocalStepsConfig):
+        return rounds * config.steps(samples) * min(config.batch_size, samples)
+    return rounds * config.local_epochs * samples
+
+
 def _size(settings: Values) -> DataSize | None:
     return SIZES.get(str(settings.get("dataset", "digits")))
 
@@ -204,13 +214,15 @@ def _samples(settings: Values) -> int:
     """Return the training samples of a client, on average; 0 if not known."""
     size = _size(settings)
     share = 1 - float(settings.get("test-fraction", 0.25))
-    kind = str(settings.get("partition", "")).partition(":")[0]
+    kind, _, each = str(settings.get("partition", "")).partition(":")
     if "client-samples" in settings:
         return int(settings["client-samples"])
-    if kind in _FOR_KTPFL and not str(settings.get("partition")).endswith(":max"):
-        return round(_FOR_KTPFL[kind] * share)
     if size is None:
         return 0
+    if kind in _PER_CLASS and each != "max":
+        # Case 1 has a third as many of each other class, case 2 two classes.
+        classes = 2 if kind == "ktpfl-2" else size.classes * 2 / 3
+        return round(int(each or _PER_CLASS[kind]) * classes * share)
     train = min(size.train, int(settings.get("limit", size.train)))
     return max(1, round(train * share / float(settings.get("clients", 10))))
 

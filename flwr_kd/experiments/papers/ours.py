@@ -56,7 +56,7 @@ def _computed(experiment: PaperExperiment) -> list[GridCell]:
                 measure: {
                     each.row: dict.fromkeys((0, 1), each.ours)
                     for each in found
-                    if each.cell == cell.id and each.ours is not None
+                    if each.cell == cell.id and each.ours is not None and not each.part
                 }
             },
         )

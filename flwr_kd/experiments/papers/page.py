@@ -8,7 +8,7 @@ from statistics import fmean, stdev
 from flwr_kd.experiments.papers.computed import Quantity
 from flwr_kd.experiments.papers.expectations import GridCell, Seeds, Verdict
 from flwr_kd.experiments.papers.measures import MEASURES
-from flwr_kd.experiments.papers.page_parts import NONE, controls, costs, interval, table
+from flwr_kd.experiments.papers.page_parts import NONE, controls, cost_columns, costs, interval, table
 from flwr_kd.experiments.papers.printed import points
 from flwr_kd.experiments.papers.report import Report, Ruled
 from flwr_kd.experiments.papers.reproduction import stand_ins
@@ -41,6 +41,7 @@ def page(report: Report) -> str:
         *_numbers(report),
         *controls(report),
         *costs(report),
+        *cost_columns(report),
         *_quantities(report.quantities),
         *_class_counts(report),
         *_texts(report),

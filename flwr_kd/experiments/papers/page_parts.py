@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from flwr_kd.experiments.papers.paper import Control
@@ -11,8 +12,9 @@ from flwr_kd.results.statistics import Difference, paired_difference
 
 if TYPE_CHECKING:
     from flwr_kd.experiments.papers.report import Report
+    from flwr_kd.experiments.papers.schema import PaperCell
 
-__all__ = ["NONE", "controls", "costs", "interval", "table"]
+__all__ = ["NONE", "controls", "cost_columns", "costs", "interval", "table"]
 
 NONE = "–"
 """Where there is no number."""
@@ -84,6 +86,60 @@ def costs(report: Report) -> Iterator[str]:
             )
     yield from table(("cell", "method", "target", *(_line(column.header) for column in shown)), rows)
     yield ""
+
+
+def cost_columns(report: Report) -> Iterator[str]:
+    """Yield a paper's columns of cost beside ours, each over the first row's: the machines are others."""
+    cells = report.reproduction.whole.cost
+    if not cells or not report.summaries:
+        return
+    shown = [
+        (ours, header, printed)
+        for ours, header in _COST_COLUMNS.items()
+        if (printed := _ratios([_floats(cell, header) for cell in cells]))
+    ]
+    yield "## The paper's columns of cost"
+    yield ""
+    yield "Each number is divided by the first row's; a mean over the cells."
+    yield ""
+    header = ("method", *(f"{name}, {whose}" for _, name, _ in shown for whose in ("ours", "printed")))
+    columns = [
+        (_ratios([_means(rows, ours) for rows in report.summaries.values()]), printed)
+        for ours, _, printed in shown
+    ]
+    rows = [
+        (f"`{row}`", *(_times(each.get(row)) for pair in columns for each in pair))
+        for row in report.reproduction.experiment.rows
+    ]
+    yield from table(header, rows)
+    yield ""
+
+
+_COST_COLUMNS = {"parameters_held": "parameters-million", "seconds": "seconds-per-round-and-client"}
+"""By a key of a result's summary, a column of a paper's table."""
+
+
+def _floats(cell: PaperCell, column: str) -> dict[str, float]:
+    return {row: float(each.value) for row, each in cell.printed.get(column, {}).items()}
+
+
+def _means(rows: Sequence[Mapping[str, Any]], name: str) -> dict[str, float]:
+    return {row["method"]: row[name]["mean"] for row in rows if row[name]["n"]}
+
+
+def _ratios(cells: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return each row's mean ratio to the cell's first row."""
+    found: dict[str, list[float]] = {}
+    for cell in cells:
+        first = next(iter(cell.values()), 0.0)
+        for row, value in cell.items():
+            if first > 0:
+                found.setdefault(row, []).append(value / first)
+    return {row: fmean(values) for row, values in found.items()}
+
+
+def _times(value: float | None) -> str:
+    return NONE if value is None else f"{value:.2f}"
 
 
 def interval(found: Difference | None) -> str:

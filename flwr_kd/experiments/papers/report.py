@@ -28,7 +28,7 @@ __all__ = ["COSTS", "Report", "Ruled", "Said", "draw", "page_file", "report", "w
 
 _LEAST_SHARE = 0.5
 COSTS = (
-    *("better_off", "bytes_up", "bytes_down", "seconds", "round_trips"),
+    *("better_off", "bytes_up", "bytes_down", "bytes_knowledge", "seconds", "round_trips"),
     *("parameters_trained", "parameters_held", "parameters_server"),
     *("rounds_to_target", "bytes_to_target", "seconds_to_target"),
 )
@@ -297,6 +297,7 @@ def _document(made: Report) -> dict[str, Any]:
     return {
         "experiment": reproduction.name,
         "scale": reproduction.scale,
+        "note": _note(reproduction),
         "stand-ins": stand_ins(reproduction),
         "seeds": list(reproduction.seeds),
         "command": made.command,
@@ -356,6 +357,12 @@ def _document(made: Report) -> dict[str, Any]:
         "class-counts": made.class_counts,
         "not-run": made.not_run,
     }
+
+
+def _note(reproduction: Reproduction) -> str:
+    """Return what a small version is, as it was run; empty at the paper's size."""
+    small = reproduction.whole.small
+    return small.note if reproduction.scale == "small" and small is not None else ""
 
 
 def _difference(found: Difference | None) -> dict[str, Any] | None:
