@@ -1,6 +1,6 @@
 """Federated knowledge distillation for Flower.
 
-Each method is a Flower ``Strategy`` with its matching ``NumPyClient``, in ``flwr_kd.strategies``. The names that
+Each method is a Flower ``Strategy`` with its matching client, in ``flwr_kd.strategies``. The names that
 users need stand here. Each is imported when it is first used, so that ``import flwr_kd`` is quick.
 """
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from flwr_kd.checks import ConfigError as ConfigError
     from flwr_kd.checks import DataError as DataError
     from flwr_kd.client.client import KDClient as KDClient
+    from flwr_kd.client.message_app import client_app as client_app
     from flwr_kd.client.personal_state import PersonalState as PersonalState
     from flwr_kd.client.personal_state import StateError as StateError
     from flwr_kd.client.task import Answer as Answer
@@ -64,6 +65,7 @@ __version__ = "0.2.0"
 _HOMES = {
     "checks": ("ConfigError", "DataError"),
     "client.client": ("KDClient",),
+    "client.message_app": ("client_app",),
     "client.personal_state": ("PersonalState", "StateError"),
     "client.task": ("Answer", "Measured", "Task"),
     "config": ("MethodConfig", "hyper"),

@@ -19,7 +19,8 @@ from flwr_kd.seeding import derive_seed
 from flwr_kd.strategies.fedproto import Prototypes
 from flwr_kd.testing import CHECKS, Federation, inside
 from flwr_kd.testing.federation import quiet
-from flwr_kd.testing.hostile_values import ARRAYS, COUNT, NUMBERS, fresh
+from flwr_kd.testing.hostile_values import NUMBERS, fresh
+from flwr_kd.testing.matrix import OF_MESSAGE_CLIENTS, Check
 from flwr_kd.testing.mutations import OTHERS, mutate
 from flwr_kd.testing.outcomes import (
     Findings,
@@ -33,7 +34,9 @@ from flwr_kd.testing.outcomes import (
 )
 from flwr_kd.testing.payload_mutations import encode, payload_of
 from flwr_kd.testing.recording import CLIENTS, HOSTILE, Case, Scene, case_of, cases, recorded
+from flwr_kd.testing.reply_parts import arrays_of, set_count
 from flwr_kd.transport.inline_grid import InlineGrid
+from tests.tiers import simplest
 
 SLOW_TIER = 500
 """Mutated replies per case in the slow tier; ``--mutations`` says how many there are in this run."""
@@ -44,6 +47,8 @@ AVERAGING = [
     if method.strategy.sends_weights and method.strategy.phases == ("train",) and not method.public_at
 ]
 """Methods whose new global arrays are the mean of the clients' arrays."""
+KINDS = {kind: name for name, kind in reversed(simplest().items())}.values()
+"""The simplest method of each kind."""
 
 
 def parameters(*, fuzzes: bool) -> list[object]:
@@ -52,14 +57,25 @@ def parameters(*, fuzzes: bool) -> list[object]:
             str(case),
             check.name,
             id=f"{check.name}-{case}",
-            # One worker runs all checks of a case, which share the recorded rounds.
-            marks=[pytest.mark.xdist_group(f"records of {case}"), pytest.mark.first_variant],
+            marks=marks(check, case),
         )
         for check in CHECKS.values()
         if check.recorded and check.fuzzes == fuzzes
         for name in registry.methods()
         for case in check.cases(name)
+        if name in KINDS or not check.name.endswith(OF_MESSAGE_CLIENTS)
     ]
+
+
+def marks(check: Check, case: Case) -> list[pytest.MarkDecorator]:
+    """Return a check's markers; one worker runs all checks of a case, which share the recorded rounds.
+
+    Replies of clients of the Message API differ in how they are read, which does not depend on the method: one
+    method of each kind is checked. They share the replies of other methods that are mixed in.
+    """
+    if check.name.endswith(OF_MESSAGE_CLIENTS):
+        return [pytest.mark.xdist_group("records of message clients"), pytest.mark.long]
+    return [pytest.mark.xdist_group(f"records of {case}"), pytest.mark.first_variant]
 
 
 def test_the_inputs_are_at_least_ten_thousand() -> None:
@@ -99,16 +115,13 @@ def test_a_claimed_count_weighs_no_more_than_max_examples(name: str) -> None:
     capped = with_bound(scene, 100)
     replies: list[Message | None] = list(honest(scene))
     content = fresh(scene.answers[HOSTILE])
-    content.metric_records[COUNT]["num_examples"] = 2**53
-    for array in list(content.array_records[ARRAYS]):
-        old = content.array_records[ARRAYS][array].numpy()
-        content.array_records[ARRAYS][array] = Array(np.full_like(old, 177))
+    set_count(content, 2**53)
+    for array in list(arrays_of(content)):
+        old = arrays_of(content)[array].numpy()
+        arrays_of(content)[array] = Array(np.full_like(old, 177))
     replies[HOSTILE] = Message(content, reply_to=scene.messages[HOSTILE])
     result = outcome(capped, replies)
-    models = [
-        [a.numpy().astype(np.float64) for n, a in r.content.array_records[ARRAYS].items()]
-        for r in honest(scene)
-    ]
+    models = [[a.numpy().astype(np.float64) for a in arrays_of(r.content).values()] for r in honest(scene)]
     for i, (_, shape, data) in enumerate(result.arrays.values()):
         got = np.frombuffer(data, np.float32).reshape(shape)
         others = sum(w * models[k][i] for k, w in ((0, 24), (2, 26), (3, 27)))
@@ -141,8 +154,9 @@ def renamed(content: RecordDict, old: str, new: str) -> RecordDict:
     return RecordDict({key.replace(old, new, 1): record for key, record in content.items()})  # type: ignore[arg-type]
 
 
-def test_a_mutated_evaluation_is_refused_or_finite() -> None:
-    federation = Federation("fedavg", CLIENTS)
+@pytest.mark.parametrize("message_api", [False, True])
+def test_a_mutated_evaluation_is_refused_or_finite(message_api: bool) -> None:
+    federation = Federation("fedavg", CLIENTS, message_api=range(CLIENTS) if message_api else ())
     strategy = federation.strategy(fraction_evaluate=1.0)
     grid, findings = InlineGrid(federation.app(), CLIENTS), Findings()
     with quiet():
@@ -153,7 +167,7 @@ def test_a_mutated_evaluation_is_refused_or_finite() -> None:
         answers = [fresh(next(iter(grid.pull_messages([each]))).content) for each in ids]
     # The mutations know the names of training's records.
     as_training = [renamed(answer, "evaluateres", "fitres") for answer in answers]
-    others = [recorded(Case("fedhkd")).scenes[2, "train"].answers[0]]
+    others = [recorded(Case("fedhkd", message_api=message_api)).scenes[2, "train"].answers[0]]
     replies = [Message(fresh(a), reply_to=m) for m, a in zip(messages, answers, strict=True)]
     expected = inside.mean_evaluation(
         strategy, zip([*messages[:1], *messages[2:]], [*replies[:1], *replies[2:]], strict=True)
@@ -166,7 +180,11 @@ def test_a_mutated_evaluation_is_refused_or_finite() -> None:
             what = mutate(content, rng, others, OTHERS)
         else:
             value = rng.choice([*NUMBERS, [], [1.5] * 2000, [float("nan")]])
-            content["fitres.loss"] = MetricRecord({rng.choice(["loss", "loss", "los"]): value})  # type: ignore[dict-item]
+            loss = {rng.choice(["loss", "loss", "los"]): value}
+            if message_api:
+                content["metrics"] = MetricRecord({"num-examples": 8, **loss})  # type: ignore[dict-item]
+            else:
+                content["fitres.loss"] = MetricRecord(loss)  # type: ignore[arg-type]
             what = f"loss of {type(value).__name__}"
         replies[HOSTILE] = Message(renamed(content, "fitres", "evaluateres"), reply_to=messages[HOSTILE])
         failures = strategy.stats.failures

@@ -9,12 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from logging import WARNING
-from typing import Any, ClassVar, Generic
+from typing import TYPE_CHECKING, Any, ClassVar, Generic
 
 import numpy.typing as npt
 import torch
 from flwr.app import Context
-from flwr.client import Client, NumPyClient
 from flwr.common.logger import log
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -27,12 +26,12 @@ from flwr_kd.client.description import described
 from flwr_kd.client.dp_sgd import private_steps
 from flwr_kd.client.measuring import evaluation, measured_on
 from flwr_kd.client.noise import reproducible_noise as noise_is_reproducible
+from flwr_kd.client.numpy_client import NumPyClient
 from flwr_kd.client.own_model import feature_shape, named_size, own_model
 from flwr_kd.client.personal_state import PersonalState, StateError
 from flwr_kd.client.private_update import RECEIVED, UpdateStart
 from flwr_kd.client.reply import reply_of
 from flwr_kd.client.task import Answer, Measured, Task, metrics_of
-from flwr_kd.client.wire_client import WireClient
 from flwr_kd.config import ConfigT, MethodConfig
 from flwr_kd.learning.allocator import keep_freed_memory
 from flwr_kd.learning.batches import Batches
@@ -48,6 +47,9 @@ from flwr_kd.seeding import forked_global_rng, torch_generator
 from flwr_kd.transport import flower_records
 from flwr_kd.transport.payload import Payload, PayloadError
 from flwr_kd.transport.template import ArrayTemplate
+
+if TYPE_CHECKING:
+    from flwr.client import Client
 
 __all__ = ["KDClient", "Objective"]
 
@@ -72,7 +74,7 @@ class KDClient(NumPyClient, Generic[ConfigT]):
     test_set : Dataset or DataLoader, optional
         Without test data no local accuracy is reported.
     context : Context
-        As ``client_fn`` got it.
+        As ``client_fn``, or ``build`` of :func:`flwr_kd.client_app`, got it.
     device : str or torch.device
         ``"auto"``: CUDA, else MPS, else CPU.
     classes : sequence, optional
@@ -269,7 +271,13 @@ class KDClient(NumPyClient, Generic[ConfigT]):
             self.close()
 
     def to_client(self) -> Client:
-        """Return the client in the form in which a ``client_fn`` hands it to Flower."""
+        """Return the client in the form in which a ``client_fn`` hands it to Flower.
+
+        :func:`flwr_kd.client_app` takes it in either form.
+        """
+        # Here, so that this package can be imported where Flower has no such clients.
+        from flwr_kd.client.wire_client import WireClient
+
         return WireClient(self)
 
     def close(self) -> None:

@@ -12,6 +12,7 @@ from flwr_kd.client.private_update import noise_refusal
 from flwr_kd.learning.weights import buffer_names
 from flwr_kd.transport import flower_records
 from flwr_kd.transport.template import ArrayTemplate
+from flwr_kd.transport.wire_version import VERSION, WIRE_VERSION, version_mismatch
 
 if TYPE_CHECKING:
     from flwr_kd.client.client import KDClient
@@ -25,7 +26,7 @@ def described(
     """Return a client's properties; see :meth:`flwr_kd.KDClient.get_properties`."""
     client.data_sets.warn_of_samplers()
     found = {
-        flower_records.VERSION: flower_records.WIRE_VERSION,
+        VERSION: WIRE_VERSION,
         "num-examples": len(client.train_batches),
         "num-test-examples": 0 if client.test_batches is None else len(client.test_batches),
         "num-common-examples": 0 if client.common_test_batches is None else len(client.common_test_batches),
@@ -37,8 +38,8 @@ def described(
         **client.data_sets.shared_counts(client.context.node_config, client.num_classes),
         **client.properties(),
     }
-    version = config.get(flower_records.VERSION)
-    refusal = flower_records.version_mismatch(version, theirs="server", ours="client")
+    version = config.get(VERSION)
+    refusal = version_mismatch(version, theirs="server", ours="client")
     if refusal is None:
         try:
             client.check_state()

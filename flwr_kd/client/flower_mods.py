@@ -13,27 +13,42 @@ import numpy.typing as npt
 
 from flwr_kd.checks import ConfigError
 
-__all__ = ["CLIPPING", "active_mods", "check_mods"]
+__all__ = ["CLIPPING", "active_mods", "check_mods", "name_of"]
 
 CLIPPING = frozenset({"fixedclipping_mod", "adaptiveclipping_mod", "LocalDpMod"})
 """Mods that clip the update of a model's weights."""
 _READING = frozenset({*CLIPPING, "arrays_size_mod"})
-"""Mods that read the arrays of a reply."""
+"""Mods that read a reply's arrays. The last one fails on what Flower sends for a ``NumPyClient`` without arrays."""
 _PACKAGES = ("flwr.client.mod.", "flwr.clientapp.mod.")
+_MESSAGE_APP = "flwr_kd.client.message_app"
 
 
 def active_mods() -> list[str]:
-    """Return the names of Flower's own mods through which the current call came."""
+    """Return the names of Flower's own mods through which the current call came, of those that may be unfit."""
     names: list[str] = []
-    frame = sys._getframe(1)
+    reading, frame = _READING, sys._getframe(1)
     while frame is not None:
-        if str(frame.f_globals.get("__name__", "")).startswith(_PACKAGES):
+        module = str(frame.f_globals.get("__name__", ""))
+        if module == _MESSAGE_APP:
+            reading = CLIPPING
+        if module.startswith(_PACKAGES):
             owner = frame.f_locals.get("self")
             name = frame.f_code.co_name if owner is None else type(owner).__name__
-            if name in _READING:
+            if name in reading:
                 names.append(name)
         frame = frame.f_back  # type: ignore[assignment]
     return names
+
+
+def name_of(mod: Any) -> tuple[str, str]:
+    """Return the name of a mod, a function or an object, and the module that defines it.
+
+    >>> from flwr.clientapp.mod import fixedclipping_mod
+    >>> name_of(fixedclipping_mod)
+    ('fixedclipping_mod', 'flwr.clientapp.mod.centraldp_mods')
+    """
+    named = mod if hasattr(mod, "__name__") else type(mod)
+    return str(named.__name__), str(named.__module__)
 
 
 def check_mods(
@@ -59,7 +74,7 @@ def check_mods(
         If a mod reads arrays that are not there in every phase, or cannot scale them.
     """
     for mod in mods:
-        remedy = "remove it" if mod in CLIPPING else "use message_size_mod"
+        remedy = "remove it" if mod in CLIPPING else "use message_size_mod, or flwr_kd.client_app"
         if len(phases) > 1:
             raise ConfigError(
                 f"{mod} works on rounds in which weights are exchanged once, and this method's have the phases "

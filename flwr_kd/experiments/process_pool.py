@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import closing
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from flwr.app import Context
-from flwr.client import Client
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
 from flwr_kd.experiments.experiment import Experiment
 from flwr_kd.learning.device import one_thread, resolve_device
 from flwr_kd.transport.process_grid import ProcessGrid
+
+if TYPE_CHECKING:
+    from flwr.client import Client
 
 __all__ = ["BuiltApp", "run_processes"]
 

@@ -9,11 +9,10 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from flwr.app import ArrayRecord, Context, MetricRecord
-from flwr.client import Client, NumPyClient
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from torch.utils.data import Dataset
@@ -59,6 +58,9 @@ from flwr_kd.server.records import KDResult, RoundStats
 from flwr_kd.server.strategy import KDStrategy
 from flwr_kd.transport.inline_grid import InlineGrid
 from flwr_kd.wording import assignment, option
+
+if TYPE_CHECKING:
+    from flwr.client import Client
 
 __all__ = [
     "LARGE_STATE",
@@ -344,7 +346,7 @@ def build_client(method_name: str, experiment: Experiment, state_dir: str | None
         train_set = attack.poison(train_set, bundle_of(experiment).num_classes, seed)
     build = functools.partial(experiment.build_model, index)
     model: Any = LentModel(_MODELS, experiment.model_key(index), build)
-    client: NumPyClient = method.client(
+    client: Any = method.client(
         model,
         train_set,
         samples.subset(test),
@@ -358,7 +360,8 @@ def build_client(method_name: str, experiment: Experiment, state_dir: str | None
     )
     if attack is not None:
         client = MaliciousClient(client, attack, partition=index)
-    return client.to_client()
+    served: Client = client.to_client()
+    return served
 
 
 def _cuda_device(experiment: Experiment) -> torch.device:

@@ -13,6 +13,7 @@ from flwr.serverapp import Grid
 from flwr_kd.config import AVERAGE, MethodConfig
 from flwr_kd.server.aggregation import RunningMean
 from flwr_kd.server.records import NDArray, Node, Outgoing, Reply, RoundStats
+from flwr_kd.server.replies import checked_arrays
 from flwr_kd.text import plain
 from flwr_kd.transport import flower_records
 from flwr_kd.transport.delivery import Delivered, reason_of, receive
@@ -106,7 +107,7 @@ def mean_model(
     for message, arrived in receive(grid, messages, run.timeout):
         node = run.roster.nodes[message.metadata.dst_node_id]
         try:
-            model = _read(arrived, template)
+            model = _read(node, arrived, template)
         except PayloadError as error:
             log(WARNING, "the model of %s is left out of the mean: %s", node, plain(str(error)))
             continue
@@ -117,14 +118,15 @@ def mean_model(
     return template.record(mean.result()) if came else None
 
 
-def _read(arrived: Delivered, template: ArrayTemplate) -> list[NDArray]:
+def _read(node: Node, arrived: Delivered, template: ArrayTemplate) -> list[NDArray]:
     if arrived is None:
         raise PayloadError("it did not reply in time")
     if isinstance(arrived, PayloadError):
         raise arrived
     if arrived.has_error():
         raise PayloadError(reason_of(arrived.error))
-    model = template.check(flower_records.read_train_reply(arrived).arrays)
+    raw = flower_records.read_train_reply(arrived, message_api=node.message_api)
+    model = checked_arrays(template, raw)
     flower_records.forget(arrived)
     return model
 

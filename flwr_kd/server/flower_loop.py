@@ -97,6 +97,7 @@ class FlowerLoop(Strategy):
             self.warn_of_unused({"train_config": own}, None, arrays)
             check_wrapper(cast("KDStrategy[Any, Any]", self), wrapper)
             run = self.prepare(arrays)
+            run.wrapper = wrapper
             self.begin(run.roster.wait(grid, self.min_available_nodes))
         run.end_if_void()
         # Flower's loop does not name the last round.

@@ -192,13 +192,15 @@ class Messages:
                 if id(out.payload) not in encoded:
                     encoded[id(out.payload)] = out.payload.to_bytes(max_bytes=self.max_payload_bytes)
                 payload = encoded[id(out.payload)]
+            names = names_of(out.node)
             message = flower_records.train_message(
                 out.node.node_id,
-                arrays=contents.arrays(out),
-                config=contents.config(names_of(out.node), {**personal(out.node), **out.config}),
+                arrays=contents.arrays(out, names),
+                config=contents.config(names, {**personal(out.node), **out.config}),
                 payload=payload,
                 ttl=lifetime(self.timeout, len(outgoing)),
                 group_id=str(server_round),
+                message_api=out.node.message_api,
             )
             content = message.content
             knowledge = flower_records.knowledge_nbytes(content)
@@ -229,12 +231,14 @@ class Messages:
         contents = _Contents(lambda names: self.config(phase, server_round, names, extra))
         messages = []
         for out in outgoing:
+            names = names_of(out.node)
             message = flower_records.evaluate_message(
                 out.node.node_id,
-                arrays=contents.arrays(out),
-                config=contents.config(names_of(out.node), {**personal(out.node), **out.config}),
+                arrays=contents.arrays(out, names),
+                config=contents.config(names, {**personal(out.node), **out.config}),
                 ttl=lifetime(self.timeout, len(outgoing)),
                 group_id=str(server_round),
+                message_api=out.node.message_api,
             )
             stats.count(out.node, down=flower_records.nbytes(message.content))
             messages.append(message)
@@ -253,20 +257,25 @@ class _Contents:
     def __init__(self, config: Callable[[tuple[str, ...]], Mapping[str, Any]]) -> None:
         self._config = config
         self._configs: dict[tuple[str, ...], ConfigRecord] = {}
-        self._arrays: dict[int, tuple[ArrayRecord, ArrayRecord]] = {}
+        self._arrays: dict[tuple[int, tuple[str, ...]], tuple[ArrayRecord, ArrayRecord]] = {}
 
-    def arrays(self, out: Outgoing) -> ArrayRecord | None:
+    def arrays(self, out: Outgoing, names: Sequence[str]) -> ArrayRecord | None:
         """Return a copy of a node's arrays, the same one for all nodes that are sent the same record.
 
-        Grids copy or serialise a message before a client has it.
+        Grids copy or serialise a message before a client has it. A client of the Message API gets one model's
+        arrays with the ``names`` that its reply must have; a record of several models is left as it is.
         """
         given = out.arrays
         if given is None:
             return None
-        if id(given) not in self._arrays:
+        held = entries(given)
+        renamed = out.node.message_api and len(held) == len(names)
+        key = id(given), tuple(names) if renamed else ()
+        if key not in self._arrays:
+            values = dict(zip(names, held.values(), strict=True)) if renamed else held
             # The given record is kept, so that no other has its identity.
-            self._arrays[id(given)] = given, record_of(ArrayRecord, entries(given))
-        return self._arrays[id(given)][1]
+            self._arrays[key] = given, record_of(ArrayRecord, values)
+        return self._arrays[key][1]
 
     def config(self, names: Sequence[str], own: Mapping[str, Any]) -> ConfigRecord:
         """Return a node's config, a record of its own."""

@@ -16,7 +16,7 @@ from flwr.serverapp.strategy import Result
 
 from flwr_kd.checks import whole_number
 from flwr_kd.text import plain
-from flwr_kd.transport.flower_records import CLASS_COUNTS, REFUSAL
+from flwr_kd.transport.flower_records import CLASS_COUNTS, CLIENT_API, MESSAGE_API, REFUSAL
 from flwr_kd.transport.payload import Payload, PayloadError, PayloadT
 from flwr_kd.transport.template import ArrayTemplate
 
@@ -96,6 +96,8 @@ class Node:
         Empty where the client has none.
     class_counts : tuple of int
         Training samples of each class; empty unless the client shares them.
+    message_api : bool
+        Whether it is a client of Flower's Message API (:func:`flwr_kd.client_app`) and not a ``NumPyClient``.
     refusal : str
         Why the client itself says that it cannot take part; empty if it can.
     """
@@ -115,6 +117,7 @@ class Node:
     sector: str = ""
     public_digest: str = ""
     class_counts: tuple[int, ...] = ()
+    message_api: bool = False
     refusal: str = ""
 
     @property
@@ -184,6 +187,7 @@ class Node:
             sector=_sector(properties.get("sector", "")),
             public_digest=_digest(properties.get("public-digest", "")),
             class_counts=_class_counts(properties, whole("num-classes"), whole("num-examples")),
+            message_api=_message_api(properties),
             refusal=plain(str(properties.get(REFUSAL, ""))),
         )
 
@@ -346,6 +350,16 @@ def _class_counts(properties: Mapping[str, Any], classes: int, samples: int) -> 
             f"got {str(properties[CLASS_COUNTS])[:80]!r}"
         )
     return tuple(counts)
+
+
+def _message_api(properties: Mapping[str, Any]) -> bool:
+    if CLIENT_API not in properties:
+        return False
+    if properties[CLIENT_API] != MESSAGE_API:
+        raise PayloadError(
+            f"property {CLIENT_API!r} must be {MESSAGE_API!r} or left out, got {str(properties[CLIENT_API])[:40]!r}"
+        )
+    return True
 
 
 def _digest(value: object) -> str:

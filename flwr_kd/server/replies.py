@@ -25,6 +25,7 @@ __all__ = [
     "ReplyRules",
     "TooFewReplies",
     "check_shares",
+    "checked_arrays",
     "evaluations",
     "read_evaluations",
 ]
@@ -189,9 +190,9 @@ class ReplyChecker:
         PayloadError
             If the message is not what the phase expects.
         """
-        raw = flower_records.read_train_reply(message)
+        raw = flower_records.read_train_reply(message, message_api=node.message_api)
         stats.count(node, up=raw.nbytes, knowledge=raw.knowledge_nbytes)
-        arrays = self._arrays(phase, node, raw.arrays)
+        arrays = self._arrays(phase, node, raw)
         payload = self._payload(phase, node, raw.payload)
         self._check_metrics(raw.metrics)
         believed = min(raw.num_examples, node.num_examples)
@@ -217,11 +218,11 @@ class ReplyChecker:
             why,
         )
 
-    def _arrays(self, phase: str, node: Node, arrays: list[NDArray]) -> list[NDArray]:
+    def _arrays(self, phase: str, node: Node, raw: flower_records.TrainReply) -> list[NDArray]:
         if phase in self._rules.reply_arrays:
-            return self._rules.template_of(node).check(arrays)
-        if arrays:
-            raise PayloadError(f"{len(arrays)} arrays came back, expected none in phase {phase!r}")
+            return checked_arrays(self._rules.template_of(node), raw)
+        if raw.arrays:
+            raise PayloadError(f"{len(raw.arrays)} arrays came back, expected none in phase {phase!r}")
         return []
 
     def _payload(self, phase: str, node: Node, data: bytes | None) -> Payload | None:
@@ -243,6 +244,11 @@ class ReplyChecker:
                 raise PayloadError(
                     f"metric {name!r} must be within ±{_LARGEST_METRIC:g}, got {metrics[name]}"
                 )
+
+
+def checked_arrays(template: ArrayTemplate, raw: flower_records.TrainReply) -> list[NDArray]:
+    """Return a reply's arrays in the template's order, checked; see :meth:`ArrayTemplate.check`."""
+    return template.check(raw.arrays if raw.names is None else template.in_order(raw.arrays, raw.names))
 
 
 def check_shares(metrics: Mapping[str, float]) -> None:
@@ -270,7 +276,7 @@ def read_evaluations(
                 raise reply
             if reply.has_error():
                 raise PayloadError(reason_of(reply.error))
-            evaluation = flower_records.read_evaluate_reply(reply)
+            evaluation = flower_records.read_evaluate_reply(reply, message_api=node.message_api)
             check(evaluation.metrics)
         except PayloadError as error:
             failed()

@@ -25,7 +25,7 @@ from flwr_kd.server.records import KDResult, Node, Outgoing, Reply, RoundStats, 
 from flwr_kd.server.replies import Replies, ReplyChecker, TooFewReplies, evaluations
 from flwr_kd.server.restored import restore
 from flwr_kd.server.stated_privacy import stated_privacy
-from flwr_kd.server.wrappers import check_clipped
+from flwr_kd.server.wrappers import check_clipped, unfit_for_wrapper
 from flwr_kd.text import first_line
 from flwr_kd.transport import flower_records
 from flwr_kd.transport.delivery import Delivered, receive
@@ -77,6 +77,8 @@ class Run:
     sent : list of Message
         For Flower's own loop, the messages whose replies come next; ``sent_arrays`` are the arrays of that round,
         and ``clipping_norm`` is the norm to which a wrapper expects clients to clip their updates.
+    wrapper : str or None
+        The class of Flower's wrapper around the strategy, if there is one.
     reference : ArrayRecord or None
         The global arrays with which the phase began.
     """
@@ -97,6 +99,7 @@ class Run:
         self.sent: list[Message] = []
         self.sent_arrays: ArrayRecord | None = None
         self.clipping_norm: Any = None
+        self.wrapper: str | None = None
         self.reference: ArrayRecord | None = None
 
     # ------------------------------------------------------------------ the loop
@@ -417,7 +420,8 @@ class Run:
 
     def _refusal(self, node: Node) -> str | None:
         try:
-            refusal = self.strategy.accept_node(node) or difference_of_models(self, node)
+            refusal = unfit_for_wrapper(self.wrapper, node) or self.strategy.accept_node(node)
+            refusal = refusal or difference_of_models(self, node)
             if refusal is None:
                 self.strategy.config.check_classes(node.num_classes)
                 known = {*self.strategy.template.constants, *self.strategy.template_of(node).constants}

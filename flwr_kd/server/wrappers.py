@@ -14,13 +14,14 @@ from flwr.common.logger import log
 from flwr.serverapp.strategy import Strategy
 
 from flwr_kd.checks import ConfigError
+from flwr_kd.server.records import Node
 from flwr_kd.transport.payload import PayloadError
 from flwr_kd.wording import option
 
 if TYPE_CHECKING:
     from flwr_kd.server.strategy import KDStrategy
 
-__all__ = ["check_clipped", "check_wrapper", "wrapper_of"]
+__all__ = ["check_clipped", "check_wrapper", "unfit_for_wrapper", "wrapper_of"]
 
 NDArray = npt.NDArray[Any]
 _ROUNDING = 1e-3
@@ -56,8 +57,7 @@ def check_wrapper(strategy: KDStrategy[Any, Any], wrapper: str | None) -> None:
     Raises
     ------
     ConfigError
-        If the method sends no weights, if its server does more than to average them, or if the wrapper needs what
-        the clients of this package cannot send.
+        If the method sends no weights, or if its server does more than to average them.
     """
     if wrapper is None or not wrapper.startswith(_PRIVACY):
         return
@@ -76,11 +76,6 @@ def check_wrapper(strategy: KDStrategy[Any, Any], wrapper: str | None) -> None:
             f"{wrapper} adds noise for a mean of clipped weights, and {name} has "
             f"{option('aggregation', strategy.aggregation)}: it would not protect the clients as it says"
         )
-    if wrapper == _ADAPTIVE_AT_CLIENTS:
-        raise ConfigError(
-            f"{wrapper} reads norm_bit from a MetricRecord, in which a NumPyClient cannot send it: use "
-            "DifferentialPrivacyServerSideAdaptiveClipping"
-        )
     if phase in strategy.reply_payloads:
         log(
             WARNING,
@@ -89,6 +84,26 @@ def check_wrapper(strategy: KDStrategy[Any, Any], wrapper: str | None) -> None:
             name,
             strategy.reply_payloads[phase].__name__,
         )
+
+
+def unfit_for_wrapper(wrapper: str | None, node: Node) -> str | None:
+    """Say why a client cannot send what a wrapper reads; None if it can.
+
+    Examples
+    --------
+    >>> unfit_for_wrapper(None, Node(7)) is unfit_for_wrapper("DifferentialPrivacyServerSideFixedClipping", Node(7))
+    True
+    >>> unfit_for_wrapper("DifferentialPrivacyClientSideAdaptiveClipping", Node(7, message_api=True))
+    >>> print(unfit_for_wrapper("DifferentialPrivacyClientSideAdaptiveClipping", Node(7))[:60])
+    DifferentialPrivacyClientSideAdaptiveClipping reads norm_bit
+    """
+    if wrapper != _ADAPTIVE_AT_CLIENTS or node.message_api:
+        return None
+    return (
+        f"{wrapper} reads norm_bit from a MetricRecord, in which a NumPyClient cannot send it: serve it by "
+        "flwr_kd.client_app with adaptiveclipping_mod in train_mods, or use "
+        "DifferentialPrivacyServerSideAdaptiveClipping"
+    )
 
 
 def check_clipped(arrays: Sequence[NDArray], before: Sequence[NDArray], largest: float) -> None:
@@ -115,5 +130,5 @@ def check_clipped(arrays: Sequence[NDArray], before: Sequence[NDArray], largest:
     if norm > largest * (1 + _ROUNDING):
         raise PayloadError(
             f"its update has the norm {norm:.4g}, above the clipping norm {largest:.4g}: its ClientApp needs "
-            "flwr.client.mod.fixedclipping_mod"
+            "fixedclipping_mod, of flwr.clientapp.mod in flwr_kd.client_app or of flwr.client.mod for a NumPyClient"
         )

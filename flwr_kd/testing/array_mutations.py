@@ -12,7 +12,6 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, RecordDict
 
 from flwr_kd.testing.hostile_values import (
-    ARRAYS,
     BYTES,
     FLOATS,
     FORGED,
@@ -22,6 +21,8 @@ from flwr_kd.testing.hostile_values import (
     NDArray,
     Unfit,
 )
+from flwr_kd.testing.reply_parts import arrays_of, put
+from flwr_kd.transport.flower_records import layout_of
 
 __all__ = ["MODELS", "as_array", "npy", "npy_file"]
 
@@ -49,7 +50,7 @@ def as_array(data: bytes) -> Array:
 
 
 def _array_of(content: RecordDict, rng: random.Random) -> tuple[ArrayRecord, str]:
-    record = content.array_records.get(ARRAYS, ArrayRecord())
+    record = arrays_of(content)
     names = [name for name in record if name != "_empty"]
     if not names:
         raise Unfit
@@ -189,10 +190,10 @@ VALUES: dict[str, Callable[[NDArray, random.Random], NDArray]] = {
 
 
 def _another_number_of_arrays(content: RecordDict, rng: random.Random, foreign: Sequence[RecordDict]) -> None:
-    if ARRAYS not in content.array_records:
+    where = layout_of(content).sent_arrays
+    if where not in content.array_records:
         raise Unfit
-    record = content.array_records[ARRAYS]
-    arrays = dict(record)
+    arrays = dict(content.array_records[where])
     names = list(arrays)
     match rng.randrange(6):
         case 0:
@@ -210,11 +211,9 @@ def _another_number_of_arrays(content: RecordDict, rng: random.Random, foreign: 
             arrays = {rng.choice(["", FORGED, "n" * 5000]) + str(i): a for i, a in enumerate(arrays.values())}
             arrays[rng.choice([FORGED, "n" * 5000])] = as_array(b"no array")
         case _:
-            others = [dict(other.array_records[ARRAYS]) for other in foreign if ARRAYS in other.array_records]
+            others = [dict(arrays_of(other)) for other in foreign if other.array_records]
             arrays = rng.choice(others) if others else {}
-    # Flower warns of a record that takes the place of one of another type.
-    content.pop(ARRAYS, None)
-    content[ARRAYS] = ArrayRecord(arrays)
+    put(content, where, ArrayRecord(arrays))
 
 
 MODELS: dict[str, Mutation] = {

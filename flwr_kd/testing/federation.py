@@ -15,6 +15,7 @@ from flwr.serverapp import Grid
 from torch import nn
 
 from flwr_kd import registry
+from flwr_kd.client.message_app import client_app
 from flwr_kd.client.own_model import LentModel
 from flwr_kd.data import ArrayDataset
 from flwr_kd.experiments.attacks import AttackedGrid, MaliciousClient, parse_attack
@@ -110,6 +111,8 @@ class Federation:
         such set if 0.
     counting : CountingDevice, optional
         Clients and server compute on this device, and their data is there; on the CPU if None.
+    message_api : collection of int
+        Which clients are served by :func:`flwr_kd.client_app`; the others are ``NumPyClient`` s.
 
     Attributes
     ----------
@@ -138,6 +141,7 @@ class Federation:
         public: int = 32,
         common: int = 0,
         counting: CountingDevice | None = None,
+        message_api: Collection[int] = (),
     ) -> None:
         self.method, self.clients = registry.get(name), clients
         self.attack, self.attackers = None if attack is None else parse_attack(attack), attackers
@@ -145,7 +149,7 @@ class Federation:
         self.samples, self.public, self.common, self.counting = samples, public, common, counting
         self.device = torch.device("cpu") if counting is None else DEVICE
         self.pool: ModelPool | None = _POOL
-        self.aggregation = "mean"
+        self.aggregation, self.message_api = "mean", message_api
 
     def client_fn(self, context: Context) -> Any:
         """Return a client, as Flower's ``client_fn``."""
@@ -179,16 +183,17 @@ class Federation:
         def client_fn(context: Context) -> Any:
             return self.client_fn(context)
 
-        app, counting = ClientApp(client_fn=client_fn), self.counting
-        if counting is None:
-            return app
+        counting, kinds = self.counting, (ClientApp(client_fn=client_fn), client_app(client_fn))
+        if counting is None and not self.message_api:
+            return kinds[0]
 
-        def on_device(message: Message, context: Context) -> Message:
+        def served(message: Message, context: Context) -> Message:
+            app = kinds[int(context.node_config["partition-id"]) in self.message_api]
             # Clients have a thread of their own, and each thread enters the device.
-            with counting:
+            with counting or nullcontext():
                 return app(message, context)
 
-        return cast(ClientApp, on_device)
+        return cast(ClientApp, served)
 
     def between(self, grid: Grid) -> Grid:
         """Return the grid as the server sees it: with attackers between, if they collude."""

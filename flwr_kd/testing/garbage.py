@@ -10,9 +10,10 @@ from flwr.app import (
     Array,
     ArrayRecord,
     ConfigRecord,
-    MetricRecord,
     RecordDict,
 )
+
+from flwr_kd.testing.reply_parts import metrics_of, set_count, set_payload
 
 __all__ = ["GARBAGE"]
 
@@ -29,9 +30,7 @@ def _no_payload(content: RecordDict) -> None:
 
 
 def _payload_of_text(content: RecordDict) -> None:
-    for key in list(content.config_records):
-        if key.endswith("metrics"):
-            content.config_records[key]["payload"] = "not bytes"
+    set_payload(content, "not bytes")
 
 
 def _arrays_of_nan(content: RecordDict) -> None:
@@ -54,13 +53,13 @@ def _fewer_arrays(content: RecordDict) -> None:
 
 
 def _negative_examples(content: RecordDict) -> None:
-    content.metric_records["fitres.num_examples"] = MetricRecord({"num_examples": -1})
+    set_count(content, -1)
 
 
 def _metrics_of_nan(content: RecordDict) -> None:
-    for key in list(content.config_records):
-        if key.endswith("metrics"):
-            content.config_records[key]["train-loss"] = float("nan")
+    record = metrics_of(content)
+    if record is not None:
+        record["train-loss"] = float("nan")
 
 
 def _no_records(content: RecordDict) -> None:

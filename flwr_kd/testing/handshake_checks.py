@@ -16,16 +16,17 @@ from flwr_kd.server.strategy import KDStrategy
 from flwr_kd.testing import inside
 from flwr_kd.testing.federation import quiet
 from flwr_kd.testing.hostile_handshakes import properties
-from flwr_kd.testing.hostile_values import COUNT, FORGED, METRICS, REASONS, failed, fresh
+from flwr_kd.testing.hostile_values import FORGED, REASONS, failed, fresh
 from flwr_kd.testing.outcomes import LONGEST_LINE, Findings, check_line, ensure, equal, infinite, unpacked
 from flwr_kd.testing.payload_mutations import encode
 from flwr_kd.testing.recording import CLIENTS, HOSTILE, Case, Scene, recorded
+from flwr_kd.testing.reply_parts import set_count, set_payload
+from flwr_kd.transport.flower_records import PROPERTIES
 from flwr_kd.transport.inline_grid import InlineGrid
 
 __all__ = ["hostile_handshakes", "liar_that_comes_first", "what_is_no_handshake"]
 
 Strategy = KDStrategy[Any, Any]
-PROPERTIES = "getpropertiesres.properties"
 
 
 class _Prepared(InlineGrid):
@@ -238,5 +239,5 @@ def _fit_to(case: Case, strategy: Strategy, phase: str, node: Node, content: Rec
                 return
             arrays[field.name] = np.zeros(sizes, dtype=spec.dtype.split("|")[-1])
     scalars, rows = rules.fill(arrays, node, strategy)
-    content.config_records[METRICS]["payload"] = encode(kind, arrays, scalars)
-    content.metric_records[COUNT]["num_examples"] = rows
+    set_payload(content, encode(kind, arrays, scalars))
+    set_count(content, rows)

@@ -71,6 +71,7 @@ _SPECIAL: dict[str, tuple[Any, ...]] = {
     "sector": ("", "a", "0", 0, -5, 2**63 - 1, 1.5, "s" * 100, "s" * 101, FORGED),
     "wire-version": (1, 3, "2", 2.5, FORGED),
     "refusal": ("", "no", FORGED, "r" * 5000, 5, True),
+    "client-api": ("message", "Message", "grpc", FORGED, "c" * 5000, 5),
 }
 PROPERTIES = tuple(_SPECIAL)
 """Properties of a handshake that have hostile values of their own."""

@@ -10,13 +10,10 @@ import numpy.typing as npt
 from flwr.app import Error, Message, RecordDict
 
 __all__ = [
-    "ARRAYS",
     "BYTES",
-    "COUNT",
     "FLOATS",
     "FORGED",
     "LONG",
-    "METRICS",
     "NUMBERS",
     "REASONS",
     "SIZES",
@@ -32,8 +29,6 @@ NDArray = npt.NDArray[Any]
 Mutation = Callable[[RecordDict, random.Random, Sequence[RecordDict]], None]
 """A change of a reply: it gets the reply, a generator and the other clients' replies."""
 
-ARRAYS, COUNT, METRICS = "fitres.parameters", "fitres.num_examples", "fitres.metrics"
-"""Flower's records of a reply."""
 FORGED = "x\nWARNING :      all is well\r\x1b[31m\x00\u202e\u2028"
 """Would begin a line of its own in a log, or turn a terminal red."""
 LONG = 100_000

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -31,6 +32,8 @@ __all__ = ["CHECKS", "Check", "check_method"]
 RunCheck = Callable[[Case], None]
 FuzzCheck = Callable[[Case, int, int], None]
 LOST = ("raise", "silent", "late")
+OF_MESSAGE_CLIENTS = "-of-message-clients"
+"""How the names of checks end whose clients are those of Flower's Message API."""
 
 
 def _every(method: Method) -> bool:
@@ -116,6 +119,19 @@ def _trained_arrays(method: Method) -> bool:
     return "train" in method.strategy.reply_arrays
 
 
+def _by_messages(
+    run: Callable[..., None], applies: Callable[[Method], bool] = _every, *, fuzzes: bool = False
+) -> Iterator[Check]:
+    """Yield a check of recorded rounds for clients of Flower's Message API, whose replies have other records."""
+
+    @functools.wraps(run)
+    def by_messages(case: Case, *options: int) -> None:
+        run(replace(case, message_api=True), *options)
+
+    name = by_messages.__name__.replace("_", "-")
+    yield Check(f"{name}{OF_MESSAGE_CLIENTS}", by_messages, applies, fuzzes=fuzzes)
+
+
 HARMS: dict[str, Callable[[Method], bool]] = {
     "random-payload": _payloads,
     "no-payload": _payloads,
@@ -145,6 +161,7 @@ def _all_checks() -> Iterator[Check]:
     yield Check("threads-give-the-same-numbers", run_checks.threads_give_the_same_numbers)
     yield Check("reused-models-give-the-same-numbers", run_checks.reused_models_give_the_same_numbers)
     yield Check("processes-give-the-same-numbers", run_checks.processes_give_the_same_numbers)
+    yield Check("message-clients-give-the-same-numbers", run_checks.message_clients_give_the_same_numbers)
     yield Check("state-survives-save-and-resume", run_checks.state_survives_save_and_resume)
     yield Check("a-resumed-run-equals-an-uninterrupted-one", run_checks.resumed_run_equals, _weights)
     yield Check("models-may-differ", run_checks.models_may_differ, lambda method: method.heterogeneous)
@@ -179,6 +196,13 @@ def _all_checks() -> Iterator[Check]:
     yield Check("payloads-beyond-the-limit", memory_checks.payloads_beyond_the_limit, variants=True)
     yield Check("arrays-beyond-the-model", memory_checks.arrays_beyond_the_model)
     yield Check("memory-of-an-honest-reply", memory_checks.memory_of_an_honest_reply, _trained_arrays)
+    yield from _by_messages(reply_checks.mutated_replies, fuzzes=True)
+    yield from _by_messages(aggregation_checks.aggregations_of_mutated_replies, fuzzes=True)
+    yield from _by_messages(aggregation_checks.replies_of_other_phases)
+    yield from _by_messages(memory_checks.claims_take_no_memory)
+    yield from _by_messages(memory_checks.payloads_beyond_the_limit)
+    yield from _by_messages(memory_checks.arrays_beyond_the_model)
+    yield from _by_messages(memory_checks.memory_of_an_honest_reply, _trained_arrays)
 
 
 CHECKS: dict[str, Check] = {check.name: check for check in _all_checks()}

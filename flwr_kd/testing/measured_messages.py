@@ -70,7 +70,8 @@ class MeasuringGrid(InlineGrid):
         for message_id, message in zip(ids, sent, strict=True):
             if message.metadata.message_type == "evaluate":
                 continue
-            config = message.content.config_records.get("fitins.config")
+            layout = flower_records.layout_of(message.content)
+            config = message.content.config_records.get(layout.config)
             phase = "handshake" if config is None else str(config[flower_records.PHASE])
             self.phases[message_id] = phase
             self._note(message, phase, "down", message.metadata.dst_node_id)

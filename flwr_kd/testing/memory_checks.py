@@ -17,7 +17,7 @@ from flwr.app import Array, Message, RecordDict
 from flwr_kd.testing import inside
 from flwr_kd.testing.array_mutations import as_array, npy_file
 from flwr_kd.testing.federation import quiet
-from flwr_kd.testing.hostile_values import ARRAYS, METRICS, fresh
+from flwr_kd.testing.hostile_values import fresh
 from flwr_kd.testing.outcomes import (
     LONGEST_LINE,
     Findings,
@@ -31,6 +31,7 @@ from flwr_kd.testing.outcomes import (
 )
 from flwr_kd.testing.payload_mutations import encode, parts_of, payload_of, safetensors_file
 from flwr_kd.testing.recording import Case, Scene, recorded
+from flwr_kd.testing.reply_parts import arrays_of, set_payload
 from flwr_kd.transport import flower_records
 from flwr_kd.transport.payload import Payload, array
 
@@ -104,19 +105,19 @@ def _claims(scene: Scene) -> Iterator[tuple[str, RecordDict]]:
         files += _claiming_payloads(payload_of(answer))
     for what, data in files:
         content = fresh(answer)
-        content.config_records[METRICS]["payload"] = data
+        set_payload(content, data)
         yield f"payload: {what}", content
-    names = [name for name in answer.array_records[ARRAYS] if name != "_empty"]
+    names = [name for name in arrays_of(answer) if name != "_empty"]
     for shape in SHAPES:
         for descr in DTYPES:
             text = f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}, }}"
             content = fresh(answer)
             for name in names[:1] or ["0"]:
-                content.array_records[ARRAYS][name] = as_array(npy_file(text, b"\0" * 16))
+                arrays_of(content)[name] = as_array(npy_file(text, b"\0" * 16))
             yield f"array: {descr} {shape[:30]}", content
     content = fresh(answer)
     long = npy_file("(" * 50_000, version=b"\x02\x00")
-    content.array_records[ARRAYS][(names or ["0"])[0]] = as_array(long)
+    arrays_of(content)[(names or ["0"])[0]] = as_array(long)
     yield "array: a long header", content
 
 
@@ -157,7 +158,7 @@ def payloads_beyond_the_limit(case: Case) -> None:
         names = [f.name for f in fields(kind) if "array" in f.metadata]  # type: ignore[arg-type]
         data = encode(kind, {names[0]: np.zeros(LARGE, np.uint8)}, {})
         content = fresh(scene.answers[position])
-        content.config_records[METRICS]["payload"] = data
+        set_payload(content, data)
         peak, _, lines = _peak(scene, content)
         most = flower_records.nbytes(scene.answers[position]) + FIXED
         ensure(peak < most, f"reading 50 MB takes {peak} bytes in {scene.phase}", f"less than {most}")
@@ -183,7 +184,7 @@ def arrays_beyond_the_model(case: Case) -> None:
     """Check that an array of 50 MB in place of the model, or where none is expected, is refused without a copy."""
     for scene in _second_round(case):
         content = fresh(scene.answers[hostile(scene)])
-        content.array_records[ARRAYS]["0"] = Array(np.zeros(LARGE // 4, np.float32))
+        arrays_of(content)["0"] = Array(np.zeros(LARGE // 4, np.float32))
         peak, size, lines = _peak(scene, content)
         ensure(size > LARGE, f"the reply has {size} bytes", f"more than {LARGE}")
         ensure(peak < FIXED, f"reading it takes {peak} bytes in {scene.phase}", f"less than {FIXED}")

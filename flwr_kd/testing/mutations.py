@@ -14,11 +14,8 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from flwr_kd.testing.array_mutations import MODELS
 from flwr_kd.testing.hostile_values import (
-    ARRAYS,
-    COUNT,
     FORGED,
     LONG,
-    METRICS,
     NUMBERS,
     TEXTS,
     Mutation,
@@ -26,6 +23,8 @@ from flwr_kd.testing.hostile_values import (
     fresh,
 )
 from flwr_kd.testing.payload_mutations import PAYLOADS
+from flwr_kd.testing.reply_parts import metrics_of, put, record_names
+from flwr_kd.transport.flower_records import layout_of
 
 __all__ = ["MUTATIONS", "OTHERS", "mutate"]
 
@@ -59,17 +58,17 @@ def _another_record(content: RecordDict, rng: random.Random, foreign: Sequence[R
     names = list(content)
     if not names:
         raise Unfit
-    name = rng.choice([ARRAYS, COUNT, METRICS, *names])
+    name = rng.choice([*record_names(content), *names])
     match rng.randrange(6):
         case 0:
             content.pop(name, None)
         case 1:
             record = content.pop(name, ConfigRecord())
-            _put(
+            put(
                 content, rng.choice([*names, "fitres", "", FORGED, "r" * 5000, "evaluateres.metrics"]), record
             )
         case 2:
-            _put(content, name, rng.choice([ConfigRecord, MetricRecord, ArrayRecord])())
+            put(content, name, rng.choice([ConfigRecord, MetricRecord, ArrayRecord])())
         case 3:
             for each in names:
                 del content[each]
@@ -81,21 +80,16 @@ def _another_record(content: RecordDict, rng: random.Random, foreign: Sequence[R
             other = fresh(rng.choice(foreign))
             for each in list(other) if rng.random() < 0.5 else [name]:
                 if each in other:
-                    _put(content, each, other[each])
+                    put(content, each, other[each])
         case _:
             odd: dict[str, Any] = {"num_examples": rng.choice(["12", True, 12]), "payload": b"", "a": [1, 2]}
-            _put(content, name, ConfigRecord(odd))
-
-
-def _put(content: RecordDict, name: str, record: Any) -> None:
-    content.pop(name, None)  # Flower warns of a record that takes the place of one of another type
-    content[name] = record
+            put(content, name, ConfigRecord(odd))
 
 
 def _another_metric(content: RecordDict, rng: random.Random, foreign: Sequence[RecordDict]) -> None:
-    if METRICS not in content.config_records:
+    record = metrics_of(content)
+    if record is None:
         raise Unfit
-    record = content.config_records[METRICS]
     known = [name for name in record if name != "payload"]
     names = [
         *known,
@@ -122,13 +116,19 @@ def _another_metric(content: RecordDict, rng: random.Random, foreign: Sequence[R
         [float("nan")],
         ["a"] * 3,
     ]
+    if isinstance(record, MetricRecord):
+        values = [*NUMBERS, [], [1, 2], [float("nan")]]
     record[name] = rng.choice(values)
 
 
 def _another_count(content: RecordDict, rng: random.Random, foreign: Sequence[RecordDict]) -> None:
     counts: list[Any] = [*NUMBERS, [], [1] * 2000, [1.5], 3.0]
-    name = "num_examples" if rng.random() < 0.9 else rng.choice(["", FORGED, "num-examples"])
-    _put(content, COUNT, MetricRecord({name: rng.choice(counts)}))
+    record, key = layout_of(content).count
+    others: dict[str, Any] = {
+        name: v for name, v in content.metric_records.get(record, {}).items() if name != key
+    }
+    name = key if rng.random() < 0.9 else rng.choice(["", FORGED, "num-examples", "num_examples"])
+    put(content, record, MetricRecord({**others, name: rng.choice(counts)}))
 
 
 OTHERS: dict[str, Mutation] = {

@@ -16,10 +16,12 @@ from flwr_kd.server.records import Node, Reply, RoundStats
 from flwr_kd.server.strategy import KDStrategy
 from flwr_kd.testing import inside
 from flwr_kd.testing.federation import quiet
-from flwr_kd.testing.hostile_values import METRICS, failed, fresh
+from flwr_kd.testing.hostile_values import failed, fresh
 from flwr_kd.testing.mutations import mutate
 from flwr_kd.testing.payload_mutations import parts_of, payload_of
 from flwr_kd.testing.recording import HOSTILE, Scene
+from flwr_kd.testing.reply_parts import set_count, set_payload
+from flwr_kd.transport.flower_records import layout_of
 from flwr_kd.transport.payload import Payload
 from flwr_kd.wording import begin_run
 
@@ -197,7 +199,7 @@ def infinite(arrays: Mapping[str, Any]) -> list[str]:
 
 def _knowledge(message: Message) -> Any:
     """Return what a message's payload holds; safetensors writes its metadata in any order."""
-    payload = message.content.config_records["fitins.config"].get("payload")
+    payload = message.content.config_records[layout_of(message.content).config].get("payload")
     return parts_of(payload) if isinstance(payload, bytes) else None
 
 
@@ -250,7 +252,7 @@ def outcome(scene: Scene, replies: Sequence[Message | None], *, as_flower: bool 
             strategy, scene.server_round, arrays, answered, left, finish=not as_flower
         )
         stats = strategy.stats
-    next_arrays = _all_unpacked([m.content.array_records["fitins.parameters"] for m in sent])
+    next_arrays = _all_unpacked([m.content.array_records[layout_of(m.content).arrays] for m in sent])
     everything = {**unpacked(arrays), **{f"state {k}": v for k, v in state.items()}}
     for i, each in enumerate(next_arrays):
         everything |= {f"sent {i} {name}": value for name, value in each.items()}
@@ -349,9 +351,9 @@ def knowing(scene: Scene, data: bytes, num_examples: int | None = None) -> Messa
     """Return the hostile client's reply with another payload, and another sample count."""
     position = hostile(scene)
     content = fresh(scene.answers[position])
-    content.config_records[METRICS]["payload"] = data
+    set_payload(content, data)
     if num_examples is not None:
-        content.metric_records["fitres.num_examples"]["num_examples"] = num_examples
+        set_count(content, num_examples)
     return Message(content, reply_to=scene.messages[position])
 
 

@@ -15,7 +15,7 @@ from flwr_kd.rules import Change, Rules
 from flwr_kd.seeding import derive_seed
 from flwr_kd.testing import inside
 from flwr_kd.testing.federation import quiet
-from flwr_kd.testing.hostile_values import COUNT, FLOATS, NUMBERS, WHOLE, NDArray
+from flwr_kd.testing.hostile_values import FLOATS, NUMBERS, WHOLE, NDArray
 from flwr_kd.testing.outcomes import (
     Findings,
     check_dropped,
@@ -32,6 +32,7 @@ from flwr_kd.testing.outcomes import (
 )
 from flwr_kd.testing.payload_mutations import encode
 from flwr_kd.testing.recording import CLIENTS, Case, Scene, recorded
+from flwr_kd.testing.reply_parts import count_of
 from flwr_kd.transport.payload import Payload
 
 __all__ = ["broken_rules_are_named", "extremes_do_no_harm", "payloads_that_lie"]
@@ -64,7 +65,7 @@ def payloads_that_lie(case: Case, mutations: int, seed: int) -> None:
     scene, rules = _first_scene(case), _rules(case)
     position, node = hostile(scene), node_of(scene)
     true = sent_payload(scene)
-    reported = scene.answers[position].metric_records[COUNT]["num_examples"]
+    reported = count_of(scene.answers[position])
     assert isinstance(reported, int)
     expected = outcome(scene, without(scene, position))
     findings, strategy = Findings(), copy.deepcopy(scene.strategy)

@@ -17,7 +17,6 @@ from flwr_kd.testing.hostile_values import (
     BYTES,
     FLOATS,
     FORGED,
-    METRICS,
     NUMBERS,
     SIZES,
     TEXTS,
@@ -26,6 +25,8 @@ from flwr_kd.testing.hostile_values import (
     NDArray,
     Unfit,
 )
+from flwr_kd.testing.reply_parts import metrics_of, set_payload
+from flwr_kd.transport.flower_records import layout_of
 from flwr_kd.transport.payload import Payload
 
 __all__ = ["PAYLOADS", "encode", "parts_of", "payload_of", "safetensors_file"]
@@ -95,7 +96,7 @@ def payload_of(content: RecordDict) -> bytes:
     Unfit
         If it has none.
     """
-    record = content.config_records.get(METRICS)
+    record = content.config_records.get(layout_of(content).knowledge)
     found = None if record is None else record.get("payload")
     if not isinstance(found, bytes):
         raise Unfit
@@ -104,7 +105,7 @@ def payload_of(content: RecordDict) -> bytes:
 
 def _payload_bytes(content: RecordDict, rng: random.Random, foreign: Sequence[RecordDict]) -> None:
     changed = rng.choice(BYTES)(payload_of(content), rng)
-    content.config_records[METRICS]["payload"] = changed
+    set_payload(content, changed)
 
 
 def _payload_header(content: RecordDict, rng: random.Random, foreign: Sequence[RecordDict]) -> None:
@@ -181,7 +182,7 @@ def _payload_header(content: RecordDict, rng: random.Random, foreign: Sequence[R
             data = safetensors_file(json.dumps(header), body, length)
     if data is None:
         data = safetensors_file(json.dumps(header), body)
-    content.config_records[METRICS]["payload"] = data
+    set_payload(content, data)
 
 
 def _other_scalars(header: dict[str, Any], rng: random.Random) -> None:
@@ -235,7 +236,7 @@ def _payload_values(content: RecordDict, rng: random.Random, foreign: Sequence[R
             for value in chosen:
                 values[rng.randrange(len(values))] = value
     data = safetensors_file(json.dumps(header), body[:first] + values.tobytes() + body[last:])
-    content.config_records[METRICS]["payload"] = data
+    set_payload(content, data)
 
 
 def _payload_of_others(content: RecordDict, rng: random.Random, foreign: Sequence[RecordDict]) -> None:
@@ -243,28 +244,29 @@ def _payload_of_others(content: RecordDict, rng: random.Random, foreign: Sequenc
     others = [
         each
         for other in foreign
-        for each in other.config_records.get(METRICS, {}).values()
+        for each in other.config_records.get(layout_of(other).knowledge, {}).values()
         if isinstance(each, bytes)
     ]
-    if not others or METRICS not in content.config_records:
+    record = content.config_records.get(layout_of(content).knowledge)
+    if not others or (record is None and metrics_of(content) is None):
         raise Unfit
     other = rng.choice(others)
-    mine = content.config_records[METRICS].get("payload")
+    mine = None if record is None else record.get("payload")
     if isinstance(mine, bytes) and rng.random() < 0.6:
         at = rng.randrange(len(mine) + 1)
         other = mine[:at] + other[rng.choice([at, rng.randrange(len(other) + 1)]) :]
-    content.config_records[METRICS]["payload"] = other
+    set_payload(content, other)
 
 
 def _payload_of_another_kind(content: RecordDict, rng: random.Random, foreign: Sequence[RecordDict]) -> None:
-    if METRICS not in content.config_records:
+    record = content.config_records.get(layout_of(content).knowledge)
+    if record is None and metrics_of(content) is None:
         raise Unfit
-    record = content.config_records[METRICS]
-    if "payload" in record and rng.random() < 0.3:
+    if record is not None and "payload" in record and rng.random() < 0.3:
         del record["payload"]
         return
     others: list[Any] = ["text", 5, 1.5, True, [b"a", b"b"], [], ["a"], FORGED]
-    record["payload"] = rng.choice(others)
+    set_payload(content, rng.choice(others))
 
 
 PAYLOADS: dict[str, Mutation] = {

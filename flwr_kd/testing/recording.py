@@ -41,15 +41,19 @@ class Case:
         A name in the method's ``variants``; empty for the method itself.
     aggregation : str
         The rule by which the strategy averages models.
+    message_api : bool
+        Whether the clients are those of Flower's Message API.
     """
 
     method_name: str
     variant: str = ""
     aggregation: str = "mean"
+    message_api: bool = False
 
     def __str__(self) -> str:
         name = f"{self.method_name}, {self.variant}" if self.variant else self.method_name
-        return name if self.aggregation == "mean" else f"{name}, by {self.aggregation}"
+        name = name if self.aggregation == "mean" else f"{name}, by {self.aggregation}"
+        return f"{name}, by messages" if self.message_api else name
 
     @property
     def method(self) -> Method:
@@ -77,6 +81,7 @@ class Case:
         federation = Federation(self.method_name, CLIENTS)
         federation.models = [self.model] * CLIENTS
         federation.aggregation = self.aggregation
+        federation.message_api = range(CLIENTS) if self.message_api else ()
         return federation
 
     def initial(self) -> ArrayRecord:
@@ -200,6 +205,6 @@ def _one_method_per_kind_of_reply() -> tuple[str, ...]:
 def foreign_replies(case: Case) -> list[RecordDict]:
     """Return replies of this and other methods, phases and rounds, with each kind of payload."""
     others: Mapping[Case, None] = dict.fromkeys(
-        [case, *(Case(name) for name in _one_method_per_kind_of_reply())]
+        [case, *(Case(name, message_api=case.message_api) for name in _one_method_per_kind_of_reply())]
     )
     return [scene.answers[0] for each in others for scene in recorded(each).scenes.values()]

@@ -30,6 +30,7 @@ __all__ = [
     "garbage_is_dropped_or_harmless",
     "learning_goes_on",
     "measuring_changes_nothing",
+    "message_clients_give_the_same_numbers",
     "method_is_described",
     "models_may_differ",
     "node_ids_do_not_matter",
@@ -252,6 +253,20 @@ def reused_models_give_the_same_numbers(case: Case) -> None:
     federation.pool = None
     equal("the models that were built for clients in turn", reused.built, len(set(federation.models)))
     equal("the numbers with reused models", numbers(reused.result), numbers(federation.run()[1]))
+
+
+def message_clients_give_the_same_numbers(case: Case) -> None:
+    """Check that clients of the Message API, beside a ``NumPyClient``, give the same numbers, to the last bit."""
+    federation = case.federation()
+    federation.message_api = range(1, federation.clients)
+    strategy, result = federation.run()
+    kinds = [node.message_api for node in inside.nodes_in_order(strategy)]
+    equal("which clients are of the Message API", kinds, [False, True, True, True])
+    ensure(
+        numbers(result) == numbers(undisturbed(case).result),
+        "clients of the Message API give other numbers",
+        "those of a NumPyClient",
+    )
 
 
 def processes_give_the_same_numbers(case: Case) -> None:

@@ -150,10 +150,11 @@ def reason_of(error: Error) -> str:
     if error.code == ErrorCode.CLIENT_APP_CRASHED or _DIED.search(text):
         return "its process died"
     if error.code == ErrorCode.MOD_FAILED_PRECONDITION:
-        return (
-            f"{plain(text, 200)} The mods in flwr.clientapp.mod do not read the messages of a NumPyClient: use the "
-            "one of this name in flwr.client.mod"
+        wrong_kind = (
+            "The mods in flwr.clientapp.mod work on clients of flwr_kd.client_app(build, train_mods=[...]), and "
+            "those of the same names in flwr.client.mod on a NumPyClient's"
         )
+        return f"{plain(text, 200)} {wrong_kind}" if "expects exactly one" in text else plain(text, 300)
     if "secaggplus_configs" in text:
         return "secagg_mod and secaggplus_mod need Flower's SecAgg workflow at the server: remove the mod"
     if error.code == ErrorCode.MESSAGE_UNAVAILABLE:

@@ -1,12 +1,15 @@
 """The only place that knows Flower's record keys.
 
-The server speaks Flower's Message API, the client is a ``NumPyClient``; both meet in the records that
-``ClientApp(client_fn=...)`` understands (``flwr/compat/common/recorddict_compat.py`` is the reference).
-What comes from a client is untrusted: every reader here raises :class:`PayloadError` and nothing else.
+There are two kinds of clients, whose messages have different records, see :class:`Layout`: a ``NumPyClient`` in
+``ClientApp(client_fn=...)`` (``flwr/compat/common/recorddict_compat.py`` is the reference), and a client of
+Flower's Message API, :func:`flwr_kd.client_app`. The handshake says which kind a client is.
+What comes from a client is untrusted: every reader here raises :class:`PayloadError` and nothing else. What a
+client makes of the server's messages stands in :mod:`flwr_kd.transport.client_records`.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -21,28 +24,29 @@ from flwr_kd.transport.npy import read_array
 from flwr_kd.transport.payload import PayloadError
 from flwr_kd.transport.records import entries
 from flwr_kd.transport.template import EMPTY
+from flwr_kd.transport.wire_version import VERSION, WIRE_VERSION, version_mismatch
 
 __all__ = [
-    "WIRE_VERSION",
+    "EVALUATE",
+    "MESSAGES",
+    "TRAIN",
     "EvaluateReply",
+    "Layout",
     "TrainReply",
     "evaluate_message",
     "forget",
+    "handshake_type",
     "knowledge_nbytes",
+    "layout_of",
     "nbytes",
     "properties_message",
     "read_evaluate_reply",
     "read_properties",
     "read_train_reply",
     "train_message",
-    "version_mismatch",
 ]
 
 NDArray = npt.NDArray[Any]
-WIRE_VERSION = 2
-"""Version of what travels besides payloads, which have versions of their own: the keys of configs, properties and
-metrics, and what they mean. flwr-kd 0.1 had version 1, and did not name it."""
-VERSION = "wire-version"
 (
     PAYLOAD,
     PHASE,
@@ -90,14 +94,88 @@ PERSONALIZE = "personalize"
 """The phase in which a client also fine-tunes a copy of the global model, and measures it before and after."""
 STORED = "stored-model"
 """Metric of such a reply: 1 if the model is the client's personal one of this run, 0 if it is what it received."""
+CLIENT_API, MESSAGE_API = "client-api", "message"
+"""Property of the handshake by which a client says that it is one of the Message API."""
+QUESTION = "getpropertiesins.config"
+PROPERTIES = "getpropertiesres.properties"
+GET_PROPERTIES, QUERY = "get_properties", "query"
+"""Types of the handshake's message: both kinds of clients answer to the first one, those of the Message API also to
+the second one."""
 _MAX_EXAMPLES = 2**53
 _LARGEST = 1e300
 """Largest accepted metric, so that sums over clients stay finite."""
 
 
 @dataclass(frozen=True)
+class Layout:
+    """Names of the records in the messages of one kind of client.
+
+    Attributes
+    ----------
+    arrays, config : str
+        Records of the server's message.
+    sent_arrays : str
+        Record of the reply's arrays.
+    metrics, knowledge : str
+        Records of the reply's numbers, and of its payload.
+    count, loss : (str, str)
+        Where the number of samples and the loss of an evaluation are: the record, and the key in it.
+    """
+
+    arrays: str
+    config: str
+    sent_arrays: str
+    metrics: str
+    knowledge: str
+    count: tuple[str, str]
+    loss: tuple[str, str]
+
+    @property
+    def named(self) -> bool:
+        """Whether arrays have the names of the model's ``state_dict``; else their positions count."""
+        return self is MESSAGES
+
+
+def _of_numpy_clients(ins: str, res: str) -> Layout:
+    metrics, count = f"{res}.metrics", (f"{res}.num_examples", "num_examples")
+    return Layout(
+        f"{ins}.parameters",
+        f"{ins}.config",
+        f"{res}.parameters",
+        metrics,
+        metrics,
+        count,
+        (f"{res}.loss", "loss"),
+    )
+
+
+TRAIN = _of_numpy_clients("fitins", "fitres")
+"""Train messages of a ``NumPyClient`` and their replies."""
+EVALUATE = _of_numpy_clients("evaluateins", "evaluateres")
+"""Evaluate messages of a ``NumPyClient`` and their replies."""
+MESSAGES = Layout(
+    arrays="arrays",
+    config="config",
+    sent_arrays="arrays",
+    metrics="metrics",
+    knowledge="knowledge",
+    count=("metrics", "num-examples"),
+    loss=("metrics", "loss"),
+)
+"""All messages of a client of the Message API: the keys that Flower's own strategies use, and ``knowledge``."""
+
+
+def layout_of(content: RecordDict) -> Layout:
+    """Return the layout of a train message that the server sent, or of an honest reply to it."""
+    return MESSAGES if MESSAGES.arrays in content or MESSAGES.metrics in content else TRAIN
+
+
+@dataclass(frozen=True)
 class TrainReply:
-    """A reply to a train message, read but not yet checked against a template."""
+    """A reply to a train message, read but not yet checked against a template.
+
+    ``names`` are those of the arrays, where they travel by name; None where they are in the server's order.
+    """
 
     arrays: list[NDArray] = field(default_factory=list)
     num_examples: int = 0
@@ -105,6 +183,7 @@ class TrainReply:
     payload: bytes | None = None
     nbytes: int = 0
     knowledge_nbytes: int = 0
+    names: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -124,9 +203,11 @@ def train_message(
     payload: bytes | None = None,
     ttl: float | None = None,
     group_id: str = "",
+    message_api: bool = False,
 ) -> Message:
     """Return one train message. A config that is a record is the message's: no other may have it."""
-    return _instruction("fitins", "train", node_id, arrays, config, payload, ttl, group_id)
+    layout = MESSAGES if message_api else TRAIN
+    return _instruction(layout, "train", node_id, arrays, config, payload, ttl, group_id)
 
 
 def evaluate_message(
@@ -136,37 +217,55 @@ def evaluate_message(
     config: Mapping[str, Any],
     ttl: float | None = None,
     group_id: str = "",
+    message_api: bool = False,
 ) -> Message:
     """Return one evaluate message."""
-    return _instruction("evaluateins", "evaluate", node_id, arrays, config, None, ttl, group_id)
+    layout = MESSAGES if message_api else EVALUATE
+    return _instruction(layout, "evaluate", node_id, arrays, config, None, ttl, group_id)
 
 
 def properties_message(node_id: int, *, config: Mapping[str, Any], ttl: float | None = None) -> Message:
     """Return the handshake's question, which names the wire's version."""
-    content = RecordDict({"getpropertiesins.config": ConfigRecord({**config, VERSION: WIRE_VERSION})})
-    return Message(content, dst_node_id=node_id, message_type="get_properties", ttl=ttl)
+    content = RecordDict({QUESTION: ConfigRecord({**config, VERSION: WIRE_VERSION})})
+    return Message(content, dst_node_id=node_id, message_type=handshake_type(), ttl=ttl)
 
 
-def read_train_reply(message: Message) -> TrainReply:
-    """Read a train reply.
+@functools.cache
+def handshake_type() -> str:
+    """Return the type of the handshake's message: one that a ``NumPyClient`` knows, as long as Flower has it."""
+    try:
+        Message(RecordDict(), dst_node_id=0, message_type=GET_PROPERTIES)
+    except ValueError:
+        return QUERY
+    return GET_PROPERTIES
+
+
+def read_train_reply(message: Message, *, message_api: bool = False) -> TrainReply:
+    """Read a train reply of a client of the Message API, or of a ``NumPyClient``.
 
     Raises
     ------
     PayloadError
         If records are missing, of the wrong kind, or hold values that cannot be.
     """
-    content = _content(message)
-    record = _record(content.array_records, "fitres.parameters")
-    arrays = [read_array(name, value) for name, value in record.items() if name != EMPTY]
-    config = _record(content.config_records, "fitres.metrics")
-    payload = config.get(PAYLOAD)
+    layout, content = MESSAGES if message_api else TRAIN, _content(message)
+    record = _record(content.array_records, layout.sent_arrays)
+    named = {name: read_array(name, value) for name, value in record.items() if name != EMPTY}
+    payload = _knowledge(content, layout).get(PAYLOAD)
     if payload is not None and not isinstance(payload, bytes):
         raise PayloadError(f"metric 'payload' must be bytes, got {type(payload).__name__}")
-    sizes = nbytes(content), knowledge_nbytes(content)
-    return TrainReply(arrays, _num_examples(content, "fitres"), _metrics(config), payload, *sizes)
+    return TrainReply(
+        list(named.values()),
+        _num_examples(content, layout),
+        _metrics(content, layout),
+        payload,
+        nbytes(content),
+        knowledge_nbytes(content),
+        tuple(named) if layout.named else None,
+    )
 
 
-def read_evaluate_reply(message: Message) -> EvaluateReply:
+def read_evaluate_reply(message: Message, *, message_api: bool = False) -> EvaluateReply:
     """Read an evaluate reply.
 
     Raises
@@ -174,12 +273,14 @@ def read_evaluate_reply(message: Message) -> EvaluateReply:
     PayloadError
         As :func:`read_train_reply`.
     """
-    content = _content(message)
-    loss = _record(content.metric_records, "evaluateres.loss").get("loss")
+    layout, content = MESSAGES if message_api else EVALUATE, _content(message)
+    record, key = layout.loss
+    loss = _record(content.metric_records, record).get(key)
     if not isinstance(loss, int | float) or not _finite(loss):
         raise PayloadError(f"loss must be a finite number within ±{_LARGEST:g}, got {shown(loss)}")
-    config = _record(content.config_records, "evaluateres.metrics")
-    return EvaluateReply(float(loss), _num_examples(content, "evaluateres"), _metrics(config))
+    metrics = _metrics(content, layout)
+    metrics.pop(key, None)
+    return EvaluateReply(float(loss), _num_examples(content, layout), metrics)
 
 
 def read_properties(message: Message) -> dict[str, Any]:
@@ -190,41 +291,11 @@ def read_properties(message: Message) -> dict[str, Any]:
     PayloadError
         If the record is missing, or the client has another version of the wire.
     """
-    properties = dict(_record(_content(message).config_records, "getpropertiesres.properties"))
+    properties = dict(_record(_content(message).config_records, PROPERTIES))
     mismatch = version_mismatch(properties.get(VERSION), theirs="client", ours="server")
     if mismatch is not None:
         raise PayloadError(mismatch)
     return properties
-
-
-def version_mismatch(version: object, *, theirs: str, ours: str) -> str | None:
-    """Say why a peer's version of the wire does not fit, and what to do; None if it fits.
-
-    Parameters
-    ----------
-    version : object
-        What the peer named in the handshake; None if it named nothing.
-    theirs, ours : str
-        ``"client"`` and ``"server"``, or the other way round.
-
-    Examples
-    --------
-    >>> print(version_mismatch(None, theirs="client", ours="server"))
-    the client names no wire version, as flwr-kd before 0.2; the server's is 2: update flwr-kd at the client
-    >>> print(version_mismatch(3, theirs="server", ours="client"))
-    the server's wire version is 3, the client's is 2: install the same version of flwr-kd at both
-    """
-    if type(version) is int and version == WIRE_VERSION:
-        return None
-    if version is None:
-        return (
-            f"the {theirs} names no wire version, as flwr-kd before 0.2; the {ours}'s is {WIRE_VERSION}: "
-            f"update flwr-kd at the {theirs}"
-        )
-    return (
-        f"the {theirs}'s wire version is {shown(version)}, the {ours}'s is {WIRE_VERSION}: install the same "
-        "version of flwr-kd at both"
-    )
 
 
 def forget(message: Message) -> None:
@@ -258,7 +329,7 @@ def knowledge_nbytes(content: RecordDict) -> int:
 
 
 def _instruction(
-    ins: str,
+    layout: Layout,
     message_type: str,
     node_id: int,
     arrays: ArrayRecord | None,
@@ -270,9 +341,7 @@ def _instruction(
     record = config if isinstance(config, ConfigRecord) else ConfigRecord(dict(config))
     if payload is not None:
         record[PAYLOAD] = payload
-    content = RecordDict(
-        {f"{ins}.parameters": ArrayRecord() if arrays is None else arrays, f"{ins}.config": record}
-    )
+    content = RecordDict({layout.arrays: ArrayRecord() if arrays is None else arrays, layout.config: record})
     return Message(content, dst_node_id=node_id, message_type=message_type, ttl=ttl, group_id=group_id)
 
 
@@ -289,13 +358,27 @@ def _record(records: Mapping[str, Any], key: str) -> Any:
     return records[key]
 
 
-def _num_examples(content: RecordDict, res: str) -> int:
-    value = _record(content.metric_records, f"{res}.num_examples").get("num_examples")
-    return whole_number("num_examples", value, 0, _MAX_EXAMPLES, error=PayloadError)
+def _knowledge(content: RecordDict, layout: Layout) -> Any:
+    """Return the record that has the payload; empty if a client of the Message API sends none."""
+    if layout.knowledge == layout.metrics or layout.knowledge in content:
+        return _record(content.config_records, layout.knowledge)
+    return {}
 
 
-def _metrics(config: Mapping[str, Any]) -> dict[str, float]:
-    numbers = {k: v for k, v in config.items() if isinstance(v, int | float) and not isinstance(v, bool)}
+def _num_examples(content: RecordDict, layout: Layout) -> int:
+    record, key = layout.count
+    value = _record(content.metric_records, record).get(key)
+    return whole_number(key, value, 0, _MAX_EXAMPLES, error=PayloadError)
+
+
+def _metrics(content: RecordDict, layout: Layout) -> dict[str, float]:
+    records: Mapping[str, Any] = content.metric_records if layout.named else content.config_records
+    record, other = _record(records, layout.metrics), layout.count[1] if layout.named else None
+    numbers = {
+        k: v
+        for k, v in record.items()
+        if isinstance(v, int | float) and not isinstance(v, bool) and k != other
+    }
     for name, value in numbers.items():
         if not _finite(value):
             raise PayloadError(

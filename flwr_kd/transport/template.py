@@ -185,6 +185,22 @@ class ArrayTemplate:
     def _with_constants(self, arrays: Sequence[NDArray]) -> list[tuple[NDArray, NDArray | None]]:
         return [(array, self.constants.get(name)) for name, array in zip(self.names, arrays, strict=True)]
 
+    def in_order(self, arrays: Sequence[NDArray], names: Sequence[str]) -> list[NDArray]:
+        """Return named arrays in the template's order.
+
+        Raises
+        ------
+        PayloadError
+            If the names are others.
+        """
+        named = dict(zip(names, arrays, strict=True))
+        if named.keys() != set(self.names):
+            missing, extra = sorted(set(self.names) - named.keys()), sorted(named.keys() - set(self.names))
+            raise PayloadError(
+                f"arrays missing {missing[:3]}, not expected {[name[:80] for name in extra[:3]]}"
+            )
+        return [named[name] for name in self.names]
+
     def check(self, arrays: Sequence[NDArray]) -> list[NDArray]:
         """Check a reply's arrays and bring them to the template's dtypes and shapes.
 

@@ -27,6 +27,7 @@ from flwr_kd.strategies.fedavg import FedAvg, FedAvgClient
 from flwr_kd.strategies.fedproto import FedProto
 from flwr_kd.testing.federation import Federation, blobs, small_model
 from flwr_kd.transport import flower_records
+from flwr_kd.transport.wire_version import VERSION, WIRE_VERSION
 
 NDArray = npt.NDArray[Any]
 
@@ -285,7 +286,7 @@ def test_an_owner_sets_the_least_noise(least: float, passes: bool) -> None:
     client = FedAvgClient(small_model(), blobs(24, 0), context=context, device="cpu")
     strategy = FedAvg(local_epochs=1, dp_clip=1.0, dp_noise=2.0)
     run = strategy.prepare(ArrayRecord(client.model.state_dict()))
-    asked = {**strategy.config.to_wire(), flower_records.VERSION: flower_records.WIRE_VERSION}
+    asked = {**strategy.config.to_wire(), VERSION: WIRE_VERSION}
     refusal = client.get_properties(asked).get(flower_records.REFUSAL)
     message = run.messages.config("train", 1, strategy.template.names)
     if passes:

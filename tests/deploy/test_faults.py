@@ -88,6 +88,20 @@ def test_clients_that_raise_or_end_their_process(
     same(result, simulated("fedavg", 3, monkeypatch, faults), last=3)
 
 
+@pytest.mark.flwr_run
+@pytest.mark.slow
+def test_clients_of_the_message_api_beside_a_numpy_client(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The numbers are those of the simulation, also of a round in which one of them raises."""
+    changes: dict[str, Any] = {"by_messages": "0 2", "num_server_rounds": 2, "method": "fedhkd"}
+    run = deployment.submit(APP, settings([(0, 1, "raise")], **changes))
+    result = run.result()
+    assert counts(result) == [(2, 1), (3, 0)]
+    raised(run.log, deployment, times=1)
+    same(result, simulated("fedhkd", 2, monkeypatch, {0: Fault("raise", frozenset({1}))}), last=2)
+
+
 def raised(log: str, link: Deployment, times: int) -> None:
     """Check that a client of partition 0 that raised is logged this many times, in one line each."""
     lines = re.findall(r"^.*no room on the device.*$", log, flags=re.MULTILINE)

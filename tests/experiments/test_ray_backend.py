@@ -17,6 +17,7 @@ from flwr.app import ArrayRecord, Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
+import flwr_kd
 from flwr_kd import registry
 from flwr_kd.experiments import ray_backend, runner
 from flwr_kd.experiments.experiment import Experiment
@@ -131,6 +132,27 @@ def test_a_client_whose_process_dies_costs_its_own_answer_only(tmp_path: Path, f
     assert {file.name.split("-node-")[1].split("-")[0] for file in states.iterdir()} == set("0123")
 
     wait_for(lambda: not any(alive(int(pid)) for _, pid in lines), "the end of the clients' processes")
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_clients_of_the_message_api_in_ray(flower_log: list[str]) -> None:
+    """What raises, and what personal models give, is the same as with a ``NumPyClient`` in this process."""
+    experiment = Experiment(**{**SMALL, "backend": "ray"})
+    results: list[KDResult] = []
+    # Inside this function, so that Ray sends it by value: its workers cannot import this module.
+    faults = FAULTS
+
+    def mod(message: Message, context: Context, call_next: Any) -> Message:
+        if any(fault.applies(message) for fault in faults.get(int(context.node_config["partition-id"]), ())):
+            raise RuntimeError("injected fault")
+        return call_next(message, context)
+
+    build = functools.partial(runner.build_client, METHOD, experiment, None)
+    app = flwr_kd.client_app(build, mods=[mod])
+    ray_backend.run_ray(app, experiment, server(experiment, results))
+    assert numbers(results[0]) == inline_numbers(experiment)
+    assert sum(" failed: RuntimeError: injected fault" in line for line in flower_log) == 4
 
 
 @pytest.mark.parametrize("backend", ["inline", "ray", pytest.param("processes", marks=pytest.mark.program)])

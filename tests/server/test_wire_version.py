@@ -13,6 +13,7 @@ from flwr_kd.server.records import HandshakeError
 from flwr_kd.strategies.fedavg import FedAvgClient
 from flwr_kd.transport import flower_records
 from flwr_kd.transport.inline_grid import InlineGrid
+from flwr_kd.transport.wire_version import WIRE_VERSION
 
 
 def of_version(version: int | None) -> type[FedAvgClient]:
@@ -20,7 +21,7 @@ def of_version(version: int | None) -> type[FedAvgClient]:
 
     class Other(FedAvgClient):
         def get_properties(self, config: Any) -> Any:
-            properties = super().get_properties({**config, "wire-version": flower_records.WIRE_VERSION})
+            properties = super().get_properties({**config, "wire-version": WIRE_VERSION})
             del properties["wire-version"]
             return properties if version is None else {**properties, "wire-version": version}
 

@@ -25,6 +25,7 @@ from flwr_kd.transport import flower_records
 from flwr_kd.transport.npy import read_array
 from flwr_kd.transport.payload import PayloadError
 from flwr_kd.transport.template import ArrayTemplate
+from flwr_kd.transport.wire_version import WIRE_VERSION
 
 repeatable = settings(max_examples=100, deadline=None, derandomize=True)
 JSON_LEAVES = st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=3)
@@ -101,7 +102,7 @@ class TestMessages:
         assert (evaluate.metadata.message_type, evaluate.metadata.ttl) == ("evaluate", 12.5)
         ask = flower_records.properties_message(4, config={"seed": 1})
         config = compat.recorddict_to_getpropertiesins(ask.content).config
-        assert config == {"seed": 1, "wire-version": flower_records.WIRE_VERSION}
+        assert config == {"seed": 1, "wire-version": WIRE_VERSION}
         assert ask.metadata.message_type == "get_properties"
 
     def test_no_arrays_and_no_payload(self) -> None:
@@ -160,7 +161,7 @@ class TestReplies:
         )
 
     def test_properties(self) -> None:
-        sent: dict[str, Any] = {"a": 1, "b": "x", "wire-version": flower_records.WIRE_VERSION}
+        sent: dict[str, Any] = {"a": 1, "b": "x", "wire-version": WIRE_VERSION}
         content = RecordDict({"getpropertiesres.properties": ConfigRecord(sent)})
         assert flower_records.read_properties(_reply(content)) == sent
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy.typing as npt
-from flwr.app import ArrayRecord, Message
+from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 
 from flwr_kd.experiments.attacks.attack import Attack, Crowd
@@ -17,6 +17,7 @@ from flwr_kd.experiments.errors import SimulationError
 from flwr_kd.text import first_line
 from flwr_kd.transport import flower_records
 from flwr_kd.transport.delivery import BoundedGrid
+from flwr_kd.transport.flower_records import layout_of
 from flwr_kd.transport.npy import as_record_array, read_array
 from flwr_kd.transport.payload import PayloadError
 from flwr_kd.transport.template import EMPTY
@@ -24,7 +25,6 @@ from flwr_kd.transport.template import EMPTY
 __all__ = ["AttackedGrid"]
 
 NDArray = npt.NDArray[Any]
-_ARRAYS, _METRICS = "fitres.parameters", "fitres.metrics"
 
 
 @dataclass
@@ -149,8 +149,8 @@ class AttackedGrid(Grid):
             if reply.metadata.reply_to_message_id != message_id:
                 continue
             phase.answers[message_id] = reply
-            if reply.has_content() and (metrics := reply.content.config_records.get(_METRICS)) is not None:
-                if ATTACKER in metrics:
+            if reply.has_content():
+                if ATTACKER in _metrics(reply):
                     phase.attackers[message_id] = reply
                 else:
                     phase.honest += _honest(reply)
@@ -159,8 +159,12 @@ class AttackedGrid(Grid):
         """Replace what the attackers of a complete phase send."""
         payloads = [payload for _, payload in phase.honest if payload is not None]
         for message_id, reply in phase.attackers.items():
-            metrics, config = reply.content.config_records[_METRICS], _config(phase.asked[message_id])
-            partition = int(str(metrics.pop(ATTACKER)))
+            layout, content, config = (
+                layout_of(reply.content),
+                reply.content,
+                _config(phase.asked[message_id]),
+            )
+            partition = int(str(_metrics(reply).pop(ATTACKER)))
             sent = _arrays(reply)
             form = [(array.shape, array.dtype) for array in sent]
             alike = [
@@ -170,36 +174,44 @@ class AttackedGrid(Grid):
             names = json.loads(str(config.get(flower_records.NAMES, "[]")))
             received = _received(phase.asked[message_id])
             arrays = self._attack.models(sent, received, names, generator(config, partition), crowd)
-            record = reply.content.array_records[_ARRAYS]
+            record = content.array_records[layout.sent_arrays]
             keys = [key for key in record if key != EMPTY]
             for key, array in zip(keys, arrays, strict=True):
                 record[key] = as_record_array(array)
-            payload = metrics.get(flower_records.PAYLOAD)
+            knowledge = content.config_records.get(layout.knowledge, ConfigRecord())
+            payload = knowledge.get(flower_records.PAYLOAD)
             if isinstance(payload, bytes):
-                count = reply.content.metric_records["fitres.num_examples"]["num_examples"]
-                metrics[flower_records.PAYLOAD] = self._attack.knowledge(payload, int(count), crowd)  # type: ignore[arg-type]
+                count = content.metric_records[layout.count[0]][layout.count[1]]
+                knowledge[flower_records.PAYLOAD] = self._attack.knowledge(payload, int(count), crowd)  # type: ignore[arg-type]
         phase.attackers, phase.honest = {}, []
 
 
 def _honest(reply: Message) -> list[tuple[list[NDArray], bytes | None]]:
     """Return what an honest client sent, read before the server empties the reply; nothing if it is malformed."""
     try:
-        told = flower_records.read_train_reply(reply)
+        told = flower_records.read_train_reply(reply, message_api=layout_of(reply.content).named)
     except PayloadError:
         return []
     return [(told.arrays, told.payload)]
 
 
+def _metrics(reply: Message) -> Any:
+    """Return the record with a reply's numbers; an empty one if there is none."""
+    layout, content = layout_of(reply.content), reply.content
+    records: Any = content.metric_records if layout.named else content.config_records
+    return records.get(layout.metrics, {})
+
+
 def _config(message: Message) -> Any:
-    return message.content.config_records["fitins.config"]
+    return message.content.config_records[layout_of(message.content).config]
 
 
 def _received(message: Message) -> list[NDArray]:
-    return _read(message.content.array_records["fitins.parameters"])
+    return _read(message.content.array_records[layout_of(message.content).arrays])
 
 
 def _arrays(reply: Message) -> list[NDArray]:
-    return _read(reply.content.array_records[_ARRAYS])
+    return _read(reply.content.array_records[layout_of(reply.content).sent_arrays])
 
 
 def _read(record: ArrayRecord) -> list[NDArray]:

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from flwr.client import NumPyClient
 
+from flwr_kd.client.numpy_client import NumPyClient
 from flwr_kd.experiments.attacks.attack import Attack
 from flwr_kd.experiments.attacks.texts import parse_attack
 from flwr_kd.seeding import numpy_generator

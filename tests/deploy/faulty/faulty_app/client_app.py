@@ -5,11 +5,11 @@ import time
 from pathlib import Path
 
 import torch
-from flwr.app import Context
+from flwr.app import Context, Message
 from flwr.client import Client
 from flwr.clientapp import ClientApp
 
-from flwr_kd import registry
+from flwr_kd import client_app, registry
 from flwr_kd.client.client import KDClient
 from flwr_kd.client.task import Answer, Task
 from flwr_kd.experiments.run_config import ClientData, client_data
@@ -71,4 +71,15 @@ def client_fn(context: Context) -> Client:
     return kind(model, train_set, test_set, context=context).to_client()
 
 
-app = ClientApp(client_fn=client_fn)
+class EitherApp(ClientApp):
+    """Serves the partitions that the run config names by Flower's Message API, the others as a ``NumPyClient``."""
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        by_messages = str(context.run_config["by-messages"]).split()
+        if str(context.node_config["partition-id"]) in by_messages:
+            return BY_MESSAGES(message, context)
+        return super().__call__(message, context)
+
+
+BY_MESSAGES = client_app(client_fn)
+app = EitherApp(client_fn=client_fn)
