@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from flwr_kd.experiments.comparison import Entry, Plan
     from flwr_kd.experiments.resumption import Unfinished
-    from flwr_kd.server.callbacks import Callback
     from flwr_kd.server.records import RoundStats
+    from flwr_kd.tracking import LogChoice, RunLog
 
 __all__ = ["compare", "run_plan", "simulate"]
 
@@ -139,7 +139,7 @@ def _compare(job: _Job, options: RunOptions, target: TextIO, *, resume: bool) ->
     from flwr_kd.experiments import comparison
     from flwr_kd.plotting import curves, picture_file
     from flwr_kd.results.columns import check_columns
-    from flwr_kd.tracking import chosen_logs, open_logs
+    from flwr_kd.tracking import chosen_logs
 
     choices = chosen_logs(options.log or ())
     columns = check_columns(options.columns.split(",")) if options.columns else []
@@ -166,8 +166,7 @@ def _compare(job: _Job, options: RunOptions, target: TextIO, *, resume: bool) ->
         print(f"goes on after round {last}: {name} (seed {seed})")
     console = Console()
     with showing_log(verbose=options.verbose), _says_how_to_resume(plan.unfinished):
-        logs = open_logs(choices, plan.unfinished.directory)
-        run_plan(plan, console, keep_arrays=not options.no_arrays, callbacks=logs)
+        logs = run_plan(plan, console, keep_arrays=not options.no_arrays, logs=choices)
         result, file = comparison.write(plan)
     picture = curves.plot(result, picture_file(file.parent, "curves"))
     print_tables(result, options.format, columns, target)
@@ -184,8 +183,13 @@ def _compare(job: _Job, options: RunOptions, target: TextIO, *, resume: bool) ->
         print(f"log: {tracker.place}")
 
 
-def run_plan(plan: Plan, console: Console, *, keep_arrays: bool, callbacks: Sequence[Callback] = ()) -> None:
-    """Run a comparison with a bar over the rounds of all its runs: accuracy so far, time so far and time left."""
+def run_plan(
+    plan: Plan, console: Console, *, keep_arrays: bool, logs: Sequence[LogChoice] = ()
+) -> list[RunLog]:
+    """Run a comparison with a bar over the rounds of all its runs: accuracy so far, time so far and time left.
+
+    Returns the trackers that were written, of those in ``logs``.
+    """
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
@@ -198,7 +202,7 @@ def run_plan(plan: Plan, console: Console, *, keep_arrays: bool, callbacks: Sequ
     from flwr_kd.experiments import comparison
     from flwr_kd.experiments.experiment import Experiment
     from flwr_kd.server.callbacks import Callback
-    from flwr_kd.tracking import accuracies
+    from flwr_kd.tracking import accuracies, open_logs
 
     columns = (
         TextColumn("{task.description}"),
@@ -215,6 +219,7 @@ def run_plan(plan: Plan, console: Console, *, keep_arrays: bool, callbacks: Sequ
         def on_round(self, stats: RoundStats) -> None:
             progress.update(bar, advance=1, accuracy=accuracies(stats))
 
+    opened = open_logs(logs, plan.unfinished.directory)
     with Progress(*columns, console=console) as progress:
         bar = progress.add_task("", total=plan.rounds, accuracy="")
 
@@ -224,7 +229,8 @@ def run_plan(plan: Plan, console: Console, *, keep_arrays: bool, callbacks: Sequ
                 # Rounds that took no time now must not make the time left look short.
                 progress.reset(bar, completed=int(progress.tasks[0].completed) + done)
 
-        comparison.run(plan, keep_arrays=keep_arrays, on_run=begin, callbacks=[Bar(), *callbacks])
+        comparison.run(plan, keep_arrays=keep_arrays, on_run=begin, callbacks=[Bar(), *opened])
+    return opened
 
 
 @contextmanager

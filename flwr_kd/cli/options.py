@@ -19,7 +19,16 @@ from flwr_kd.checks import read_whole_number
 from flwr_kd.cli.completion import values_of
 from flwr_kd.experiments.options import option
 
-__all__ = ["ARGUMENTS", "Device", "ResultDir", "RunOptions", "UsageError", "read_seeds", "with_options"]
+__all__ = [
+    "ARGUMENTS",
+    "LOG",
+    "Device",
+    "ResultDir",
+    "RunOptions",
+    "UsageError",
+    "read_seeds",
+    "with_options",
+]
 
 ARGUMENTS = {
     "shown": "show this method's paper and hyper-parameters",
@@ -33,6 +42,8 @@ ARGUMENTS = {
     "result_dirs": "folders of results of `simulate` or `compare`, or folders that have such inside",
 }
 """By name, the help texts of arguments, which Typer does not show itself."""
+LOG = "also write the runs to tensorboard[:DIR], mlflow[:URI] or wandb[:PROJECT]; repeatable"
+"""Help of the option ``--log``, which :func:`flwr_kd.cli.compare.run_plan` takes."""
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda")]
 """The option ``--device``."""
 ResultDir = Annotated[Path, typer.Argument(help=ARGUMENTS["result_dir"])]
@@ -66,10 +77,7 @@ class RunOptions:
         "text",
         "how the table is printed: text, csv, markdown or latex; all but text leave the rest to stderr",
     )
-    log: list[str] | None = option(
-        None,
-        "also write the runs to tensorboard[:DIR], mlflow[:URI] or wandb[:PROJECT]; repeatable",
-    )
+    log: list[str] | None = option(None, LOG)
     no_arrays: bool = option(False, "do not keep the last arrays, which `flwr-kd plot` needs")
     verbose: bool = option(False, "show Flower's log")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,14 +15,16 @@ import typer
 from flwr_kd.cli.help import columns, rows_of_width
 from flwr_kd.cli.interrupts import Interrupted
 from flwr_kd.cli.log import showing_log
-from flwr_kd.cli.options import ARGUMENTS, UsageError, read_seeds, with_options
+from flwr_kd.cli.options import ARGUMENTS, LOG, UsageError, read_seeds, with_options
 from flwr_kd.experiments.options import option
 
 if TYPE_CHECKING:
+    from flwr_kd.experiments.comparison import Plan
     from flwr_kd.experiments.papers.paper import Paper
     from flwr_kd.experiments.papers.reproduction import Reproduction
     from flwr_kd.experiments.papers.schema import PaperExperiment
     from flwr_kd.experiments.run_form import Values
+    from flwr_kd.tracking import LogChoice
 
 __all__ = ["ReproduceOptions", "reproduce"]
 
@@ -58,6 +60,7 @@ class ReproduceOptions:
     workers: int | None = option(None, "number of clients that run at the same time; 2 if not set")
     device: str | None = option(None, "auto, cpu or cuda; auto if not set")
     backend: str | None = option(None, "auto, processes, inline or ray; auto if not set")
+    log: list[str] | None = option(None, LOG)
     force: bool = option(False, "overwrite results, for example those of another version")
     verbose: bool = option(False, "show Flower's log")
 
@@ -74,7 +77,9 @@ def reproduce(
         _list(options.data_dir)
         return
     from flwr_kd.experiments.papers import reproduction
+    from flwr_kd.tracking import chosen_logs
 
+    logs = chosen_logs(options.log or ())
     given = {name: getattr(options, name) for name in ("target", "data_dir", "workers", "device", "backend")}
     settings = {name: value for name, value in given.items() if value is not None}
     chosen = reproduction.prepare(
@@ -88,10 +93,12 @@ def reproduce(
     if options.dry_run:
         _say(chosen, options.data_dir)
         return
-    _run(chosen, settings, force=options.force, verbose=options.verbose)
+    _run(chosen, settings, logs, force=options.force, verbose=options.verbose)
 
 
-def _run(chosen: Reproduction, settings: Values, *, force: bool, verbose: bool) -> None:
+def _run(
+    chosen: Reproduction, settings: Values, logs: Sequence[LogChoice], *, force: bool, verbose: bool
+) -> None:
     from rich.console import Console
 
     from flwr_kd.cli.compare import run_plan
@@ -100,13 +107,20 @@ def _run(chosen: Reproduction, settings: Values, *, force: bool, verbose: bool) 
     console, command = Console(), shlex.join(["flwr-kd", *sys.argv[1:]])
     for line in reproduction.stand_ins(chosen):
         print(f"stand-in: {line}")
+    places: dict[str, None] = {}
+
+    def run(plan: Plan) -> None:
+        keep_arrays = chosen.experiment.kind == "picture"
+        trackers = run_plan(plan, console, keep_arrays=keep_arrays, logs=logs)
+        places.update(dict.fromkeys(tracker.place for tracker in trackers))
+
     with showing_log(verbose=verbose):
         try:
             failed = reproduction.run(
                 chosen,
                 command=command,
                 force=force,
-                runner=lambda plan: run_plan(plan, console, keep_arrays=chosen.experiment.kind == "picture"),
+                runner=run,
                 on_job=lambda job: print(f"{', '.join(cell.id for cell in job.cells)}: {job.folder}"),
             )
         except KeyboardInterrupt:
@@ -125,6 +139,8 @@ def _run(chosen: Reproduction, settings: Values, *, force: bool, verbose: bool) 
     print(f"page: {page.resolve()}")
     if picture is not None:
         print(f"plot: {picture.resolve()}")
+    for place in places:
+        print(f"log: {place}")
     _draw(chosen)
 
 

@@ -30,6 +30,15 @@ def kept_files(folder: Path) -> list[str]:
     return sorted(path.parent.name for path in folder.glob("arrays/*/checkpoint.safetensors"))
 
 
+def scalars(folder: Path, name: str) -> list[tuple[int, float]]:
+    """Return what TensorBoard's event files have under a name, by round."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    return [(event.step, event.value) for event in events.Scalars(name)]
+
+
 def is_a_picture(path: Path) -> bool:
     return bool(imread(path)[..., :3].std() > 0.01)
 

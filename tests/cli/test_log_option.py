@@ -12,17 +12,9 @@ from flwr.app import Context, RecordDict
 from flwr_kd import ConfigError
 from flwr_kd.experiments.run_config import strategy_options
 from flwr_kd.results import files
-from tests.cli.commands import TINY, Command
+from tests.cli.commands import TINY, Command, scalars
 
 pytestmark = pytest.mark.long
-
-
-def scalars(folder: Path, name: str) -> list[tuple[int, float]]:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    events = EventAccumulator(str(folder))
-    events.Reload()
-    return [(event.step, event.value) for event in events.Scalars(name)]
 
 
 def test_compare_has_a_run_per_method_and_seed(command: Command, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from flwr_kd.experiments.papers import estimate, library
 from flwr_kd.results import files
-from tests.cli.commands import Command, is_a_picture
+from tests.cli.commands import Command, is_a_picture, scalars
 
 TABLE = """
 id = "figure-1"
@@ -141,6 +141,7 @@ def test_a_few_steps_of_a_model_are_timed() -> None:
     assert estimate.seconds_per_sample("mlp", None) is None
 
 
+@pytest.mark.long
 def test_an_experiment_is_run_and_drawn(command: Command, tmp_path: Path, mine: None) -> None:
     options = ("--only", "iid", "--seeds", "1", "--backend", "inline", "--device", "cpu", "--out", "o")
     code, out, err = command("reproduce", "mine/figure-1", *options, "--dry-run")
@@ -197,6 +198,33 @@ def test_controls_stand_beside_the_claims_and_costs_below_them(
     assert "better-off" not in costs["alone"]
     assert costs["fedavg"]["target"] == "local accuracy 20 %"
     assert is_a_picture(tmp_path / "o" / "table-2.png")
+
+
+@pytest.mark.long
+def test_each_cell_is_written_to_a_tracker(command: Command, tmp_path: Path, mine: None) -> None:
+    options = ("--seeds", "1", "--backend", "inline", "--device", "cpu", "--out", "o")
+    code, out, _ = command("reproduce", "mine/figure-1", *options, "--log", "tensorboard")
+    assert code == 0
+    folders = [tmp_path / "o" / cell / "tensorboard" for cell in ("iid", "skewed")]
+    places = [line for line in out.splitlines() if line.startswith("log: ")]
+    assert places == [f"log: tensorboard --logdir {folder}" for folder in folders]
+    for folder in folders:
+        runs = files.load(folder.parent).runs
+        assert sorted(path.name for path in folder.iterdir()) == ["fedavg-seed1", "fedhkd-seed1"]
+        for run in runs:
+            logged = scalars(folder / f"{run.name}-seed1", "local_accuracy")
+            assert logged == [(r.round, pytest.approx(r.local_accuracy)) for r in run.rounds]
+
+
+def test_trackers_are_checked_before_anything_is_run(
+    command: Command, mine: None, no_run: None, tmp_path: Path
+) -> None:
+    code, _, err = command("reproduce", "mine/figure-1", "--out", "o", "--log", "tensorbord")
+    assert (code, err) == (
+        2,
+        "flwr-kd: unknown log 'tensorbord' (did you mean 'tensorboard'?); valid: tensorboard, mlflow, wandb\n",
+    )
+    assert not (tmp_path / "o").exists()
 
 
 @pytest.mark.parametrize(
