@@ -247,8 +247,16 @@ def shape_text(x: Inputs) -> str:
     return ", ".join(f"{name} {list(x[name].shape[1:])}" for name in x.keys())  # noqa: SIM118
 
 
-def one_tensor(x: Inputs, method: str) -> Tensor:
+def one_tensor(x: Inputs, refusal: Callable[[str], str]) -> Tensor:
     """Return a batch's only tensor, for a method that computes with the inputs themselves.
+
+    Parameters
+    ----------
+    x : Tensor or NamedInputs
+        The batch.
+    refusal : callable
+        Is given the names and shapes of what is refused, and returns the error's text: see
+        :func:`flwr_kd.registry.needs_one_tensor`.
 
     Raises
     ------
@@ -257,13 +265,10 @@ def one_tensor(x: Inputs, method: str) -> Tensor:
 
     Examples
     --------
-    >>> one_tensor(NamedInputs({"input_ids": torch.ones(1, 2)}), "fedhyb")
+    >>> one_tensor(NamedInputs({"input_ids": torch.ones(1, 2)}), lambda got: f"mine needs one tensor, got {got}")
     Traceback (most recent call last):
-    flwr_kd.ConfigError: fedhyb needs inputs of one tensor, got named inputs (input_ids [2]): ...
+    flwr_kd.ConfigError: mine needs one tensor, got named inputs (input_ids [2])
     """
     if isinstance(x, Tensor):
         return x
-    raise ConfigError(
-        f"{method} needs inputs of one tensor, got named inputs ({shape_text(x)}): name one of them as input_key, "
-        "or use another method"
-    )
+    raise ConfigError(refusal(f"named inputs ({shape_text(x)})"))

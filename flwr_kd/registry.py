@@ -25,7 +25,17 @@ if TYPE_CHECKING:
     from flwr_kd.rules import Rules
     from flwr_kd.server.strategy import KDStrategy
 
-__all__ = ["OWN", "Method", "NameTakenError", "Variant", "get", "methods", "register", "source"]
+__all__ = [
+    "OWN",
+    "Method",
+    "NameTakenError",
+    "Variant",
+    "get",
+    "methods",
+    "needs_one_tensor",
+    "register",
+    "source",
+]
 
 
 @dataclass(frozen=True)
@@ -81,6 +91,9 @@ class Method:
         Hyper-parameters that make this variant, for example γ = 0.
     client_options : mapping
         Arguments of the client class in a simulation, for example noise from the run's seed.
+    one_tensor : str
+        Why each sample must be one tensor, as the end of a sentence that begins with the method's name; empty if it
+        may be several by name (:class:`flwr_kd.inputs.NamedInputs`). See :func:`needs_one_tensor`.
     server_device : bool
         Whether the strategy trains a model itself, and so takes a ``device``.
     server_model : bool
@@ -123,6 +136,7 @@ class Method:
     heterogeneous: bool = False
     fixed: Mapping[str, Any] = field(default_factory=dict)
     client_options: Mapping[str, Any] = field(default_factory=dict)
+    one_tensor: str = ""
     server_device: bool = False
     server_model: bool = False
     model: str = "mlp"
@@ -286,3 +300,26 @@ def source(name: str) -> str:
         If there is no such method; the message lists the valid names.
     """
     return _SOURCES[get(name).name]
+
+
+def needs_one_tensor(name: str, got: str = "") -> str:
+    """Return why a method refuses samples of several tensors by name, and which methods take them.
+
+    Parameters
+    ----------
+    name : str
+        A method with :attr:`Method.one_tensor`.
+    got : str
+        The shapes of what it was given; not said if empty.
+
+    Examples
+    --------
+    >>> print(needs_one_tensor("fedalign", "input_ids [6]"))
+    fedalign aligns ..., so each sample must be one tensor, got input_ids [6]; methods that take several ...
+    """
+    instead = ", ".join(method.name for method in methods().values() if not method.one_tensor)
+    given = f", got {got}" if got else ""
+    return (
+        f"{name} {get(name).one_tensor}, so each sample must be one tensor{given}; methods that take several "
+        f"inputs by name: {instead}"
+    )

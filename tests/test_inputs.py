@@ -143,11 +143,9 @@ def test_joined() -> None:
 
 def test_one_tensor() -> None:
     x = torch.ones(1)
-    assert one_tensor(x, "fedhyb") is x
-    with pytest.raises(
-        ConfigError, match=r"fedhyb needs inputs of one tensor, got .*ids \[2\], values \[1\]"
-    ):
-        one_tensor(batch(), "fedhyb")
+    assert one_tensor(x, lambda _: pytest.fail("not asked")) is x
+    with pytest.raises(ConfigError, match=r"^mine needs one, got named inputs \(ids \[2\], values \[1\]\)$"):
+        one_tensor(batch(), lambda got: f"mine needs one, got {got}")
 
 
 def test_shapes() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -23,16 +24,7 @@ from flwr_kd.testing.federation import numbers
 from flwr_kd.transport.inline_grid import InlineGrid
 
 METHODS = registry.methods()
-ONE_TENSOR = {
-    "dafkd",
-    "fedalign",
-    "fedhkd-dafkd",
-    "fedhyb",
-    "fedhyb-1",
-    "fedhyb-2",
-    "fedhyb-3",
-    "fedhyb-star",
-}
+ONE_TENSOR = {name for name, method in METHODS.items() if method.one_tensor}
 """Methods that make inputs, or compute with them beside the model."""
 QUICK = ("local-epochs=1", "batch-size=4", "optimizer=adam", "learning-rate=0.01")
 CLIENTS = 2
@@ -113,16 +105,21 @@ def test_warm_up_on_labelled_public_data() -> None:
 
 @pytest.mark.parametrize("name", sorted(ONE_TENSOR))
 def test_methods_that_compute_with_the_inputs_say_so(name: str) -> None:
-    synthetic = METHODS[name].public_at == "synthetic"
-    if synthetic and name != "fedhyb-star":
-        client: Any = METHODS[name].client
-        with pytest.raises(ConfigError, match=r"needs inputs of one tensor, got .*input_ids \[6\]"):
-            client(Masked(), texts(6, 0), context=node(), device="cpu", **METHODS[name].client_options)
-    reason = (
-        "missing 1 required positional argument: 'attention_mask'" if synthetic else "inputs of one tensor"
-    )
-    with pytest.raises((ConfigError, HandshakeError), match=reason):
+    """Why, what is allowed, and what takes several inputs; at the client and, of those with a model, the server."""
+    method = METHODS[name]
+    client: Any = method.client
+    instead = ", ".join(sorted(set(METHODS) - ONE_TENSOR))
+    got = "each sample must be one tensor, got named inputs (input_ids [6], attention_mask [6]); methods"
+    whole = f"{got} that take several inputs by name: {instead}"
+    with pytest.raises(ConfigError, match=re.escape(whole)):
+        client(Masked(), texts(6, 0), context=node(), device="cpu", **method.client_options)
+    with pytest.raises((ConfigError, HandshakeError)) as refused:
         run(name)
+    if method.public_at == "synthetic":
+        assert f"; {name} {method.one_tensor}, so each" in str(refused.value)
+        assert "missing 1 required positional argument: 'attention_mask'" in str(refused.value)
+    else:
+        assert got in str(refused.value)
 
 
 @pytest.mark.long

@@ -84,6 +84,7 @@ def _describe(method: registry.Method, as_json: bool) -> None:
         ("paper", method.paper),
         ("sent", method.exchanged),
         ("models", "may differ between clients" if method.heterogeneous else "the same at all clients"),
+        ("inputs", f"one tensor: it {method.one_tensor}" if method.one_tensor else "one tensor or several"),
         ("public data", PUBLIC_DATA[method.public_at]),
         ("global model", _yes(method.global_model)),
     ]

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from flwr_kd.checks import ConfigError
 from flwr_kd.client.private_update import noisy
+from flwr_kd.inputs import joined
 from flwr_kd.text import first_line
 
 if TYPE_CHECKING:
@@ -36,15 +37,22 @@ _TRAINING = {"objective", "phase_train", "train", "knowledge"}
 def dp_sgd_refusal(client: KDClient[Any], config: Any) -> str | None:
     """Return why a client cannot train by DP-SGD as a config asks; None if it can, or need not.
 
+    The model is tried on a sample, so that one without a gradient for each sample is found before it trains.
+
     Parameters
     ----------
     client : KDClient
-        With its model.
+        With its model and training samples.
     config : MethodConfig
         It has ``dp-sgd-clip``.
     """
     if not config.dp_sgd_clip:
         return None
+    return _unfit(client, config) or _tried(client, config)
+
+
+def _unfit(client: KDClient[Any], config: Any) -> str | None:
+    """Return why a client cannot train by DP-SGD, as far as classes and settings tell."""
     asked = f"dp-sgd-clip={config.dp_sgd_clip:g}"
     if not _has_dp_sgd(type(client)):
         return (
@@ -61,6 +69,43 @@ def dp_sgd_refusal(client: KDClient[Any], config: Any) -> str | None:
     if wrong:
         return f"{asked} does not work with this model. Opacus: {first_line(wrong[0])}"
     return None
+
+
+def _tried(client: KDClient[Any], config: Any) -> str | None:
+    """Return why the gradients of a batch of two cannot be told apart; None if they can."""
+    if not len(client.train_batches):
+        return None
+    asked, x = f"dp-sgd-clip={config.dp_sgd_clip:g}", client.to_device(client.train_batches.example())
+    model, training = client.model, client.model.training
+    gpus = [client.device] if client.device.type == "cuda" else []
+    try:
+        with torch.random.fork_rng(devices=gpus), _hooked(model.train()):
+            model(joined([x, x])).sum().backward()
+            counts = {
+                name: _count(getattr(parameter, "grad_sample", None))
+                for name, parameter in model.named_parameters()
+                if parameter.requires_grad
+            }
+    except Exception as error:  # Opacus' hooks and a user's module may raise anything.
+        return f"{asked} does not work with this model. Opacus: {first_line(error)}"
+    finally:
+        model.zero_grad(set_to_none=True)
+        model.train(training)
+    wrong = next((name for name, count in counts.items() if count != len(x) * 2), None)
+    if wrong is None:
+        return None
+    return (
+        f"{asked} does not work with this model: {wrong} has no gradient for each sample, because the model does "
+        "not use it on a batch [B, ...]. If it looks up positions that the model makes itself, give them as an "
+        "input of each sample, such as position_ids; if it is not used, freeze it (requires_grad=False)"
+    )
+
+
+def _count(gradients: Any) -> int:
+    """Return the number of samples whose gradients Opacus has of a parameter; 0 if it has none."""
+    parts = gradients if isinstance(gradients, list) else [gradients]
+    sizes = {len(part) if isinstance(part, Tensor) else 0 for part in parts}
+    return min(sizes, default=0) if len(sizes) == 1 else 0
 
 
 def _has_dp_sgd(kind: type) -> bool:
@@ -104,16 +149,23 @@ def private_steps(
     if not task.config.dp_sgd_clip:
         yield optimizer
         return
-    refusal = dp_sgd_refusal(client, task.config)
+    refusal = _unfit(client, task.config)
     if refusal is not None:
         raise ConfigError(refusal)
+    with _hooked(client.model):
+        yield _stepping(client, task, optimizer)
+
+
+@contextmanager
+def _hooked(model: nn.Module) -> Iterator[None]:
+    """Let Opacus compute gradients per sample inside the block, and leave the model as it was."""
     from opacus.grad_sample import GradSampleModule
 
-    owners: list[Any] = [*client.model.modules(), *client.model.parameters()]
+    owners: list[Any] = [*model.modules(), *model.parameters()]
     before = [set(vars(owner)) for owner in owners]
-    hooked = GradSampleModule(client.model)
+    hooked = GradSampleModule(model)
     try:
-        yield _stepping(client, task, optimizer)
+        yield
     finally:
         hooked.to_standard_module()
         # Opacus leaves lists of activations and gradients per sample.

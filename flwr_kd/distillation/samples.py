@@ -88,7 +88,15 @@ def read_samples(samples: Batches, what: str) -> Iterator[Inputs]:
 
 
 @torch.no_grad()
-def try_model(model: nn.Module, samples: Batches, device: torch.device, *, what: str, called: str) -> int:
+def try_model(
+    model: nn.Module,
+    samples: Batches,
+    device: torch.device,
+    *,
+    what: str,
+    called: str,
+    hint: Callable[[], str] | None = None,
+) -> int:
     """Run a model on the first sample, in eval mode, and return the number of its classes.
 
     Parameters
@@ -101,6 +109,8 @@ def try_model(model: nn.Module, samples: Batches, device: torch.device, *, what:
         The model's.
     what, called : str
         Names of the samples and of the model in the error's text.
+    hint : callable, optional
+        Returns what the error adds if the model fails on the sample.
 
     Raises
     ------
@@ -111,9 +121,9 @@ def try_model(model: nn.Module, samples: Batches, device: torch.device, *, what:
     try:
         logits = model.eval()(x)
     except Exception as error:  # A user's module may raise anything on a shape that it does not take.
-        raise ConfigError(
-            f"{called} does not take {what} of shape {shape_text(x)}: {first_line(error)}"
-        ) from None
+        text = f"{called} does not take {what} of shape {shape_text(x)}: {first_line(error)}"
+        more = hint() if hint is not None else ""
+        raise ConfigError("; ".join(part for part in (text, more) if part)) from None
     if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != 1:
         got = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
         raise ConfigError(f"{called} must return logits [B, C], got {got} of one sample")

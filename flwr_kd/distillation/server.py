@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from logging import INFO, WARNING
@@ -51,6 +51,8 @@ class ServerDistiller:
         Key of the inputs in dict items, where it cannot be guessed; several for a model that takes several.
     what, called : str
         Names of the samples and of the model in errors.
+    hint : callable, optional
+        Returns what the error adds if the model does not take the samples.
 
     Raises
     ------
@@ -70,8 +72,10 @@ class ServerDistiller:
         input_key: str | Sequence[str] | None = None,
         what: str = "public_set",
         called: str = "model",
+        hint: Callable[[], str] | None = None,
     ) -> None:
         self.device, self.what, self.called = resolve_device(device), what, called
+        self._hint = hint
         self.model = own_copy(model, self.device, called=called)
         self.use(public_set, input_key=input_key)
         self.num_classes = self._try()
@@ -115,7 +119,9 @@ class ServerDistiller:
             raise ConfigError(f"model is not what initial_arrays are of: {difference}")
 
     def _try(self) -> int:
-        count = try_model(self.model, self.samples, self.device, what=self.what, called=self.called)
+        count = try_model(
+            self.model, self.samples, self.device, what=self.what, called=self.called, hint=self._hint
+        )
         try:
             check_outputs(count)
         except ValueError as error:
@@ -295,8 +301,17 @@ class DistillingStrategy(KDStrategy[DistillationConfigT], Generic[DistillationCo
     ) -> None:
         super().__init__(config, **options)
         self.distiller = ServerDistiller(
-            model, public_set, device=device, input_key=input_key, what=self.samples_are
+            model,
+            public_set,
+            device=device,
+            input_key=input_key,
+            what=self.samples_are,
+            hint=self.samples_hint,
         )
+
+    def samples_hint(self) -> str:
+        """Return what an error adds if the model does not take the samples; nothing by default."""
+        return ""
 
     def begin(self, nodes: list[Node]) -> None:
         """Refuse a server's model of another architecture than the clients'."""

@@ -85,6 +85,7 @@ register(
         global_model=True,
         sent=(*WEIGHTS, Sent("train", "up", "knowledge", (Term("Q"),), f"{_SOURCE}: D_k(x)")),
         public_at="synthetic",
+        one_tensor="makes up samples of floating point with a generator, such as images or rows of numbers",
         sizes_path=f"{__name__}.messages:sizes",
         quick=("server-batches=1",),
         variants=BATCH_NORM,

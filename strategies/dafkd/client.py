@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Generic
+from functools import partial
+from typing import Any, ClassVar, Generic
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,7 @@ from flwr_kd.inputs import one_tensor
 from flwr_kd.learning.loop import BatchNorms, batchnorm_frozen, make_optimizer
 from flwr_kd.learning.weights import get_weights, load_weights, size_of
 from flwr_kd.models import ConditionalGenerator, build_generator, count_parameters
+from flwr_kd.registry import needs_one_tensor
 from flwr_kd.seeding import derive_seed
 from flwr_kd.transport import flower_records
 from flwr_kd.transport.payload import Payload, PayloadError
@@ -56,14 +58,15 @@ class DaFKDClient(KDClient[DaFKDConfigT], Generic[DaFKDConfigT]):
     """
 
     config_class = DaFKDConfig
+    method: ClassVar[str] = "dafkd"
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        example = one_tensor(self.train_batches.example(), "dafkd")
+        example = one_tensor(self.train_batches.example(), partial(needs_one_tensor, self.method))
         if not example.is_floating_point():
             raise ConfigError(
-                f"dafkd generates inputs of floating point, got data of {example.dtype}: convert them in the data "
-                "set, or use another method"
+                f"{self.method} generates inputs of floating point, got data of {example.dtype}: convert them in "
+                "the data set, or use another method"
             )
         self._input_shape = tuple(example.shape[1:])
         self._generator: ConditionalGenerator | None = None

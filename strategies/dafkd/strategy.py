@@ -24,6 +24,7 @@ from flwr_kd.distillation.student import Distillation, distil_student, mean_with
 from flwr_kd.distillation.teachers import Matching, ensemble_means
 from flwr_kd.learning.weights import by_prefix, get_weights, load_weights, with_prefix
 from flwr_kd.models import build_generator, count_parameters
+from flwr_kd.registry import needs_one_tensor
 from flwr_kd.seeding import derive_seed, forked_global_rng
 from flwr_kd.server.records import NDArray, Node, Outgoing, Reply
 from flwr_kd.server.strategy import KDStrategy
@@ -73,6 +74,7 @@ class DaFKD(KDStrategy[DaFKDConfigT, ScoresT], Generic[DaFKDConfigT, ScoresT]):
     """
 
     config_class = DaFKDConfig
+    method: ClassVar[str] = "dafkd"
     reply_payloads: ClassVar[Mapping[str, type[Payload]]] = {
         "train": DiscriminatorScores,
         SCORE: DiscriminatorScores,
@@ -105,7 +107,11 @@ class DaFKD(KDStrategy[DaFKDConfigT, ScoresT], Generic[DaFKDConfigT, ScoresT]):
             raise ConfigError(f"input_shape must be the sizes of a sample, got {input_shape!r}") from None
         # This first set only checks whether the model takes the shape; each round makes its own.
         self.distiller = ServerDistiller(
-            model, TensorDataset(empty), device=device, what="samples of its own (float32)"
+            model,
+            TensorDataset(empty),
+            device=device,
+            what="samples of its own (float32)",
+            hint=lambda: needs_one_tensor(self.method),
         )
         self.generator.to(self.distiller.device).eval()
         self._first = get_weights(self.generator)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from flwr_kd.client.client import KDClient, Objective
 from flwr_kd.client.task import Task
 from flwr_kd.inputs import one_tensor
 from flwr_kd.learning.loop import make_optimizer
+from flwr_kd.registry import needs_one_tensor
 
 from .block import find_block
 from .config import FedAlignConfig
@@ -35,7 +37,7 @@ class FedAlignClient(KDClient[FedAlignConfig]):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        x = one_tensor(self.train_batches.example(), "fedalign").to(self.device)
+        x = one_tensor(self.train_batches.example(), partial(needs_one_tensor, "fedalign")).to(self.device)
         # An even number of samples, which a view of fewer channels might turn into fewer samples.
         self.block = find_block(self.model, x.repeat(4, *[1] * (x.dim() - 1)))
 

@@ -50,6 +50,7 @@ register(
             Sent("train", "up", "knowledge", (*_TERMS, Term("Q")), f"{_SOURCE}; DaFKD: D_k(x)", PER_CLASS),
         ),
         public_at="synthetic",
+        one_tensor="makes up samples of floating point with a generator, such as images or rows of numbers",
         sizes_path=f"{__name__}.messages:sizes",
         quick=("server-batches=1",),
         rules_path=f"{__name__}.rules:RULES",

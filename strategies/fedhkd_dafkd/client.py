@@ -19,6 +19,7 @@ class FedHKDDaFKDClient(DaFKDClient[FedHKDDaFKDConfig], FedHKDClient):
     """
 
     config_class = FedHKDDaFKDConfig
+    method = "fedhkd-dafkd"
 
     def objective(self, task: Task[Any]) -> Objective:
         """Return FedHKD's loss, with the discriminator's terms and the generator's steps."""

@@ -28,6 +28,7 @@ class FedHKDDaFKD(FedHKD, DaFKD[FedHKDDaFKDConfig, ScoredKnowledge]):
     """
 
     config_class = FedHKDDaFKDConfig
+    method = "fedhkd-dafkd"
     reply_payloads: ClassVar[Mapping[str, type[Payload]]] = {
         "train": ScoredKnowledge,
         SCORE: DiscriminatorScores,

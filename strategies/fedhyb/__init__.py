@@ -45,6 +45,9 @@ _PAPER = (
 _BOTH = "weights, distilled at the clients and at the server"
 _CLIENTS, _SERVER = "weights, distilled at the clients", "weights, distilled at the server"
 
+_VIEWED = "trains slim parts of the model on turned and scaled views of images"
+_GENERATED = "makes up samples of floating point with a generator, and trains on views of images"
+
 for _name, _strategy, _exchanged, _public, _fixed in (
     ("fedhyb", "FedHyb", _BOTH, "server", {}),
     ("fedhyb-star", "FedHybStar", _BOTH, "synthetic", {}),
@@ -68,6 +71,7 @@ for _name, _strategy, _exchanged, _public, _fixed in (
                 "FedHyb, algorithm 1, steps 6 and 8: predictions and features are made at the server"
             ),
             public_at=_public,
+            one_tensor=_GENERATED if _public == "synthetic" else _VIEWED,
             fixed=_fixed,
             quick=("server-epochs=1", "generator-steps=2", "synthetic-samples=16"),
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from flwr_kd.inputs import one_tensor
 from flwr_kd.learning.loop import BatchNorms
 from flwr_kd.models import make_slimmable, slimmed
 from flwr_kd.models.views import ADVICE
+from flwr_kd.registry import needs_one_tensor
 from flwr_kd.text import first_line
 
 from .config import FedHybConfig
@@ -61,7 +63,7 @@ class FedHybClient(KDClient[FedHybConfig]):
     @torch.no_grad()
     def _try_narrow(self) -> None:
         """Refuse a model whose code does not run with fewer channels, or mixes samples then."""
-        x = one_tensor(self.train_batches.example(), "fedhyb").to(self.device)
+        x = one_tensor(self.train_batches.example(), partial(needs_one_tensor, "fedhyb")).to(self.device)
         # An even number of samples, which a view of fewer channels might turn into fewer samples.
         x = x.repeat(4, *[1] * (x.dim() - 1))
         expected = [len(x), self.num_classes]

@@ -19,6 +19,7 @@ from flwr_kd.distillation.server import DistillingStrategy, Group
 from flwr_kd.distillation.teachers import Matching
 from flwr_kd.learning.weights import get_weights, load_weights
 from flwr_kd.models import ConditionalGenerator, build_generator, count_parameters
+from flwr_kd.registry import needs_one_tensor
 from flwr_kd.seeding import derive_seed, torch_generator
 from flwr_kd.server.records import NDArray, Reply
 from flwr_kd.server.strategy import KDStrategy
@@ -167,6 +168,10 @@ class FedHybStar(FedHyb):
         # This first proxy set only checks whether the model takes the shape; each round makes its own.
         super().__init__(config, model=model, public_set=TensorDataset(empty), device=device, **options)
         self.reset()
+
+    def samples_hint(self) -> str:
+        """Return why each sample is one tensor."""
+        return needs_one_tensor("fedhyb-star")
 
     def _new_generator(self) -> ConditionalGenerator:
         try:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord, Context, RecordDict
+from token_models import LENGTH, Masked, small_bert, texts, tokens
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -18,12 +19,20 @@ from flwr_kd import registry
 from flwr_kd.checks import ConfigError
 from flwr_kd.client.client import KDClient
 from flwr_kd.client.dp_sgd import dp_sgd_refusal
+from flwr_kd.inputs import NamedDataset, NamedInputs
 from flwr_kd.server.stated_privacy import stated_privacy
 from flwr_kd.strategies.fedavg import FedAvg, FedAvgClient
 from flwr_kd.strategies.fedprox import FedProx, FedProxClient
 from flwr_kd.testing.federation import Federation, blobs, small_model
 
 RATE, CLIP, SAMPLES = 0.5, 0.2, 12
+
+
+def placed(size: int, seed: int) -> NamedDataset:
+    """Return texts with the positions that a BERT would make itself."""
+    ids, mask, labels = tokens(size, seed)
+    positions = torch.arange(LENGTH).repeat(size, 1)
+    return NamedDataset({"input_ids": ids, "attention_mask": mask, "position_ids": positions}, labels)
 
 
 def trained(
@@ -78,6 +87,73 @@ def test_a_step_is_that_of_explicit_loops_over_samples(epochs: int) -> None:
     # It clips: without it the step is longer.
     _, plain = trained(FedAvgClient, FedAvg(**options(dp_sgd_clip=0.0, local_epochs=epochs)), small_model())
     assert any(not torch.allclose(plain[name], value, atol=1e-4) for name, value in expected.items())
+
+
+def test_a_step_on_samples_of_several_inputs_by_name() -> None:
+    node = Context(1, 17, {"partition-id": 0}, RecordDict(), {})
+    client = FedAvgClient(Masked(), texts(SAMPLES, 0), context=node, device="cpu")
+    model = FedAvgClient(Masked(), texts(SAMPLES, 0), context=node, device="cpu").model.train()
+    strategy = FedAvg(**options())
+    run = strategy.prepare(ArrayRecord(client.model.state_dict()))
+    sent, _, _ = client.fit(client.arrays(()), run.messages.config("train", 1, strategy.template.names))
+    ids, mask, labels = tokens(SAMPLES, 0)
+    total = [torch.zeros_like(p) for p in model.parameters()]
+    for row in range(SAMPLES):
+        one = NamedInputs({"input_ids": ids[row : row + 1], "attention_mask": mask[row : row + 1]})
+        loss = F.cross_entropy(model(one), labels[row : row + 1])
+        gradients = torch.autograd.grad(loss, list(model.parameters()))
+        norm = math.sqrt(sum(float((g.double() ** 2).sum()) for g in gradients))
+        for place, gradient in enumerate(gradients):
+            total[place] += gradient * min(1.0, CLIP / norm)
+    expected = {
+        name: (value - RATE * summed / SAMPLES).detach()
+        for (name, value), summed in zip(model.named_parameters(), total, strict=True)
+    }
+    for name, array in zip(strategy.template.names, sent, strict=True):
+        torch.testing.assert_close(torch.from_numpy(array), expected[name], rtol=1e-4, atol=1e-6)
+
+
+class TestModelsThatAreTried:
+    """A model is tried on a sample in the handshake."""
+
+    @staticmethod
+    def refusal(model: nn.Module, data: Any, **more: Any) -> str | None:
+        node = Context(1, 17, {"partition-id": 0}, RecordDict(), {})
+        client = FedAvgClient(model, data, context=node, device="cpu", **more)
+        before = {name: value.clone() for name, value in client.model.state_dict().items()}
+        torch.manual_seed(3)
+        state, training = torch.get_rng_state(), client.model.training
+        found = dp_sgd_refusal(client, registry.get("fedavg").config(["dp-sgd-clip=1"]))
+        assert torch.equal(torch.get_rng_state(), state)
+        assert client.model.training is training
+        assert all(torch.equal(value, before[name]) for name, value in client.model.state_dict().items())
+        assert [vars(parameter) for parameter in client.model.parameters()] == [{}] * len(
+            [*model.parameters()]
+        )
+        assert all(parameter.grad is None for parameter in client.model.parameters())
+        return found
+
+    def test_a_bert_needs_the_positions_of_each_sample(self) -> None:
+        refusal = self.refusal(small_bert(), texts(SAMPLES, 0))
+        assert refusal is not None
+        assert "position_embeddings.weight has no gradient for each sample" in refusal
+        assert "such as position_ids" in refusal
+        names = ["input_ids", "attention_mask", "position_ids"]
+        assert self.refusal(small_bert(), placed(SAMPLES, 0), input_key=names) is None
+
+    def test_a_parameter_that_is_not_used(self) -> None:
+        class Spare(Masked):
+            def __init__(self) -> None:
+                super().__init__()
+                self.spare = nn.Linear(2, 2)
+
+        model = Spare()
+        assert "spare.weight has no gradient for each sample" in str(self.refusal(model, texts(SAMPLES, 0)))
+        model.spare.requires_grad_(False)
+        assert self.refusal(model, texts(SAMPLES, 0)) is None
+
+    def test_one_input(self) -> None:
+        assert self.refusal(small_model(), blobs(SAMPLES, 0)) is None
 
 
 def test_fedproxs_term_is_added_after_the_clipping() -> None:
