@@ -20,16 +20,18 @@ from flwr_kd.text import first_line
 
 __all__ = ["call_with", "import_function", "names_function", "refuse_in_messages"]
 
+_OTHER_FORMS = ("csv:", "hf:")
+"""What begins the names of data in files and on the hub, which are no modules."""
 _NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
 def names_function(name: object) -> bool:
     """Return whether a text has the form ``package.module:function``.
 
-    >>> names_function("my_project.models:build"), names_function("csv:data.csv"), names_function("lenet")
+    >>> names_function("my_project.models:build"), names_function("csv:table"), names_function("lenet")
     (True, False, False)
     """
-    return isinstance(name, str) and _NAME.fullmatch(name) is not None
+    return isinstance(name, str) and not name.startswith(_OTHER_FORMS) and _NAME.fullmatch(name) is not None
 
 
 def import_function(name: str, option: str) -> Callable[..., Any]:

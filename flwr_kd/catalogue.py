@@ -37,6 +37,7 @@ DATASETS: Mapping[str, str] = MappingProxyType(
         "unicauca75": "80 numbers of a network flow, 75 applications: up to 3,577,296 flows, from its csv file",
         "unicauca141": "44 numbers of a network flow, 141 services: up to 2,704,839 flows, from its csv file",
         "csv:PATH": "a table of numbers with a column of labels, from a csv file",
+        "hf:NAME-or-PATH": "images, numbers or tensors, of Hugging Face's hub or from files, needs flwr-kd[hf]",
         "package.module:function": "your own, as flwr_kd.data.Samples",
     }
 )

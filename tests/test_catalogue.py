@@ -13,7 +13,12 @@ from flwr_kd.models.networks import ARCHITECTURES, PREDICTORS, SPLIT_MODELS
 
 
 def test_the_names_are_those_of_the_code() -> None:
-    assert list(catalogue.DATASETS) == [*loading._LOADERS, "csv:PATH", "package.module:function"]
+    assert list(catalogue.DATASETS) == [
+        *loading._LOADERS,
+        "csv:PATH",
+        "hf:NAME-or-PATH",
+        "package.module:function",
+    ]
     assert list(catalogue.MODELS) == sorted([*ARCHITECTURES, *SPLIT_MODELS])
     assert list(catalogue.PREDICTORS) == list(PREDICTORS)
     labels = np.repeat(np.arange(4), 600)

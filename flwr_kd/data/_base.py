@@ -112,6 +112,8 @@ class Bundle:
         Number of token ids, including those of padding and unknown words; 0 if inputs are not token ids.
     columns : mapping of str to ndarray
         What else is known of each training sample, ``[N]``, for partitions ``natural:COLUMN``.
+    class_names : tuple of str
+        In the order of the labels; empty if the data does not name its classes.
     """
 
     name: str
@@ -121,6 +123,7 @@ class Bundle:
     input_shape: tuple[int, ...]
     vocabulary: int = 0
     columns: Mapping[str, AnyArray] = field(default_factory=dict)
+    class_names: tuple[str, ...] = ()
 
     def with_training(self, rows: AnyArray) -> Bundle:
         """Return the data set with some of the training samples, by their positions ``[n]``."""

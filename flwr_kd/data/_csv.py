@@ -23,10 +23,10 @@ from flwr_kd.data._files import check_regular
 from flwr_kd.text import shown
 from flwr_kd.wording import warn_once
 
-__all__ = ["Table", "read_table"]
+__all__ = ["LABEL_WORDS", "Table", "check_features", "read_table"]
 
 _LABEL_NAMES = ("label", "target", "class")
-_LABEL_WORDS = frozenset({*_LABEL_NAMES, "labels", "targets", "classes"})
+LABEL_WORDS = frozenset({*_LABEL_NAMES, "labels", "targets", "classes"})
 
 # What pandas and R read as missing, and further usual spellings, in lower case.
 _MISSING = frozenset(
@@ -197,7 +197,7 @@ def _form(path: Path, row: list[str], unlabelled: int | None) -> _Form:
         raise DataError(
             f"{path}, row 1: {','.join(row)!r} is a note for Excel and no header: remove the line"
         )
-    named = [column for column, cell in enumerate(row) if cell.lower() in _LABEL_WORDS]
+    named = [column for column, cell in enumerate(row) if cell.lower() in LABEL_WORDS]
     labelled = bool(named) or width != unlabelled
     if len(named) > 1:
         titles = " and ".join(repr(row[column]) for column in named)
@@ -234,7 +234,7 @@ def _check_names(path: Path, names: list[str]) -> None:
 def _check_label_names(path: Path, names: list[str], named: list[int]) -> None:
     """Refuse or warn of further columns that may have labels, such as those of a one-hot code."""
     words = [re.split(r"[^a-z0-9]+", name.lower()) for name in names]
-    like = [c for c, parts in enumerate(words) if c not in named and {parts[0], parts[-1]} & _LABEL_WORDS]
+    like = [c for c, parts in enumerate(words) if c not in named and {parts[0], parts[-1]} & LABEL_WORDS]
     titles = " and ".join(repr(names[column]) for column in like[:5])
     if named:
         if like:
@@ -349,7 +349,32 @@ def _why(cell: str) -> str:
 # ---------------------------------------------------------------------- columns that give the label away
 
 
-def _check_row_numbers(form: _Form, table: Table) -> None:
+def check_features(table: Table, names: Sequence[str], remedy: str) -> None:
+    """Refuse or warn of features that give the labels away, in a table that was read elsewhere.
+
+    Parameters
+    ----------
+    table : Table
+        Rows of numbers and their labels.
+    names : sequence of str
+        The features' names, ``[F]``.
+    remedy : str
+        What the user can do, in errors and warnings.
+
+    Raises
+    ------
+    DataError
+        If a column is named as an index of the rows and is one.
+    """
+    form = _Form(table.path, len(names) + 1, [*names, ""], len(names))
+    _check_row_numbers(form, table, remedy)
+    _warn_of_labels(form, table, remedy)
+
+
+_REMOVE, _OF_PANDAS = "remove it", " (in pandas: to_csv(..., index=False))"
+
+
+def _check_row_numbers(form: _Form, table: Table, remedy: str = "") -> None:
     """Refuse a column that is named as a row index and is one; warn of one that only looks like it."""
     count = len(table.rows)
     for j, column in enumerate(form.features):
@@ -364,9 +389,9 @@ def _check_row_numbers(form: _Form, table: Table) -> None:
             f"{values.max():.0f}, and may give their labels away"
         )
         if is_index:
-            raise DataError(f"{text}: remove it (in pandas: to_csv(..., index=False))")
+            raise DataError(f"{text}: {remedy or _REMOVE + _OF_PANDAS}")
         if count >= _TELLING_ROWS:
-            warn_once(f"{text}: remove it if it is no feature")
+            warn_once(f"{text}: {remedy or _REMOVE} if it is no feature")
 
 
 def _numbers_rows(values: AnyArray) -> bool:
@@ -376,7 +401,7 @@ def _numbers_rows(values: AnyArray) -> bool:
     return bool((values == np.round(values)).all()) and len(np.unique(values)) == len(values)
 
 
-def _warn_of_labels(form: _Form, table: Table) -> None:
+def _warn_of_labels(form: _Form, table: Table, remedy: str = "") -> None:
     """Warn of a column of whole numbers that has one value per class, and another for each: the labels again."""
     if len(table.labels) < 2 * _TELLING_ROWS:
         return
@@ -386,7 +411,7 @@ def _warn_of_labels(form: _Form, table: Table) -> None:
         if all(_renames(table.features[:rows, j], labels[:rows]) for rows in (100, None)) and len(names) > 1:
             warn_once(
                 f"{form.path}, column {form.title(column)} has one value for each of {len(names)} classes, like "
-                f"the labels {table.label_title} under another name: remove it if it is no feature"
+                f"the labels {table.label_title} under another name: {remedy or _REMOVE} if it is no feature"
             )
 
 

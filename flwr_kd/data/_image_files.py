@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from flwr_kd.data._base import AnyArray, require
 from flwr_kd.data._files import check_regular
 from flwr_kd.text import first_line
 
-__all__ = ["IMAGE_ENDINGS", "MOST_PIXELS", "check_no_link", "decoded", "image_files"]
+__all__ = ["IMAGE_ENDINGS", "MOST_PIXELS", "check_no_link", "decoded", "decoded_from", "image_files"]
 
 IMAGE_ENDINGS = (".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 """Endings of files that are read as images."""
@@ -74,33 +74,46 @@ def decoded(file: Path) -> Tensor:
     DataError
         If it cannot be read, has too many pixels or several pages, or a range of values that is not known.
     """
+    return decoded_from(file, repr(str(file)))
+
+
+def decoded_from(file: Path | BinaryIO, name: str) -> Tensor:
+    """Return an image ``[1 or 3, H, W]`` in [0, 1], as :func:`decoded`, from a file or from bytes.
+
+    Parameters
+    ----------
+    file : Path or binary file
+        Where the image is.
+    name : str
+        Its name in errors.
+    """
     library = require("PIL.Image")
     try:
-        check_regular(file)
+        if isinstance(file, Path):
+            check_regular(file)
         library.init()  # it knows a format only then
         with library.open(file, formats=sorted(_FORMATS & library.OPEN.keys())) as image:
-            _check_size(file, image.width, image.height)
+            _check_size(name, image.width, image.height)
             # The further images of a camera's MPO are previews. In other files they are pages of equal rank.
             frames = 1 if image.format == "MPO" else getattr(image, "n_frames", 1)
             if frames > 1:
-                raise DataError(f"the image {str(file)!r} has {frames} pages or frames, expected one")
+                raise DataError(f"the image {name} has {frames} pages or frames, expected one")
             pixels = _pixels(image)
     except DataError:
         raise
     except Exception as error:  # the library's exceptions depend on the file's format
-        raise DataError(f"the image {str(file)!r} cannot be read: {first_line(error)}") from error
+        raise DataError(f"the image {name} cannot be read: {first_line(error)}") from error
     if pixels is None:
         raise DataError(
-            f"the image {str(file)!r} has values of 32 bits, whose range is not known; save it with 8 or 16"
+            f"the image {name} has values of 32 bits, whose range is not known; save it with 8 or 16"
         )
     return torch.from_numpy(pixels)
 
 
-def _check_size(file: Path, width: int, height: int) -> None:
+def _check_size(name: str, width: int, height: int) -> None:
     if width * height > MOST_PIXELS:
         raise DataError(
-            f"the image {str(file)!r} has {width:,} x {height:,} pixels, at most {MOST_PIXELS:,} are read: make it "
-            "smaller"
+            f"the image {name} has {width:,} x {height:,} pixels, at most {MOST_PIXELS:,} are read: make it smaller"
         )
 
 

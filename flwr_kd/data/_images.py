@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from torch import Tensor
 from flwr_kd.checks import DataError
 from flwr_kd.data._base import AnyArray, require
 from flwr_kd.data._files import check_regular
-from flwr_kd.data._source import Part, Source, cache_dir, first_folder
+from flwr_kd.data._source import Origin, Part, Source, cache_dir, first_folder
 
 DEBIAN_FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
 
@@ -29,12 +30,18 @@ _BLOCK = 2**24  # values
 
 @dataclass(frozen=True)
 class ImageSpec:
-    """The form of a set's images as inputs: their shape, and the mean and standard deviation per channel."""
+    """The form of a set's images as inputs: their shape, and the mean and standard deviation per channel.
+
+    ``pad`` is that of :func:`adapt`. ``unresized`` is the data set whose images must have this size, while those of
+    others are made to fit.
+    """
 
     shape: tuple[int, int, int]
     num_classes: int
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
+    pad: bool = True
+    unresized: Origin | None = None
 
 
 # The commonly used means and standard deviations of the training images in [0, 1]; of CheXpert round numbers, since
@@ -60,11 +67,11 @@ SPECS: dict[str, ImageSpec] = {
 def encode_images(inputs: AnyArray, spec: ImageSpec) -> Tensor:
     """Return images as float32 ``[N, C, H, W]`` of the spec's shape, normalised by its mean and deviation."""
     if inputs.dtype == object:
-        images = _decoded(inputs, spec.shape)
+        images = _decoded(inputs, spec)
     else:
         images = torch.from_numpy(np.ascontiguousarray(inputs))
         images = images.float().div_(255) if images.dtype == torch.uint8 else images.float()
-        images = adapt(images, spec.shape)
+        images = adapt(images, spec.shape, pad=spec.pad)
     if spec.mean:
         mean, std = (torch.tensor(values).view(1, -1, 1, 1) for values in (spec.mean, spec.std))
         images = (images - mean).div_(std)
@@ -110,18 +117,51 @@ def _luminance(images: Tensor) -> Tensor:
     return torch.cat(parts, dim=2)
 
 
-def _decoded(paths: AnyArray, shape: tuple[int, int, int]) -> Tensor:
+class LazyImage(ABC):
+    """An image that is decoded when it becomes an input, in place of a path."""
+
+    origin: Origin
+
+    @abstractmethod
+    def decoded(self) -> Tensor:
+        """Return it as ``[1 or 3, H, W]`` in [0, 1].
+
+        Raises
+        ------
+        DataError
+            If it cannot be read.
+        """
+
+
+def _decoded(files: AnyArray, spec: ImageSpec) -> Tensor:
     """Return image files in [0, 1] and of one shape, converted one at a time, since files may be much larger."""
-    loader = require("torchvision.datasets.folder").default_loader
-    images = torch.empty(len(paths), *shape)
-    for row, path in enumerate(paths):
-        try:
-            check_regular(Path(path))
-            pixels = np.array(loader(path))
-        except OSError as error:
-            raise DataError(f"the image {path!r} cannot be read: {error}") from error
-        images[row] = adapt(torch.from_numpy(pixels).permute(2, 0, 1)[None].float().div_(255), shape)[0]
+    images = torch.empty(len(files), *spec.shape)
+    for row, file in enumerate(files):
+        image = file.decoded() if isinstance(file, LazyImage) else _read(file)
+        if isinstance(file, LazyImage) and file.origin == spec.unresized:
+            _check_size(image, spec, file.origin)
+        images[row] = adapt(image[None], spec.shape, pad=spec.pad)[0]
     return images
+
+
+def _check_size(image: Tensor, spec: ImageSpec, origin: Origin) -> None:
+    if image.shape[1:] != spec.shape[1:]:
+        first, other = ("x".join(map(str, size)) for size in (spec.shape[1:], image.shape[1:]))
+        shape = origin.option("shape", "x".join(map(str, spec.shape)))
+        raise DataError(
+            f"{origin} has images of different sizes, such as {first} and {other}: name the shape to which all are "
+            f"resized, for example {shape}"
+        )
+
+
+def _read(path: str) -> Tensor:
+    loader = require("torchvision.datasets.folder").default_loader
+    try:
+        check_regular(Path(path))
+        pixels = np.array(loader(path))
+    except OSError as error:
+        raise DataError(f"the image {path!r} cannot be read: {error}") from error
+    return torch.from_numpy(pixels).permute(2, 0, 1).float().div_(255)
 
 
 def digits(data_dir: Path | None) -> Source:

@@ -12,6 +12,29 @@ from flwr_kd.data._base import AnyArray, IntArray
 
 
 @dataclass(frozen=True)
+class Origin:
+    """Where rows are from, in the words of the interface that the reader is using.
+
+    ``name`` is what ``--dataset`` names, or empty for a data set that Python has.
+    """
+
+    name: str = ""
+
+    def __str__(self) -> str:
+        return f"data set {self.name!r}" if self.name else "the data set"
+
+    def option(self, key: str, value: str) -> str:
+        """Return how an option is written.
+
+        >>> Origin("hf:faces").option("label", "person"), Origin().option("label", "person")
+        ('hf:faces,label=person', "label_key='person'")
+        """
+        if self.name:
+            return f"{self.name},{key}={value}"
+        return f"input_shape=({value.replace('x', ', ')})" if key == "shape" else f"{key}_key={value!r}"
+
+
+@dataclass(frozen=True)
 class Part:
     """Inputs in the form of the set's files, and labels.
 
@@ -41,11 +64,15 @@ class Part:
 
 @dataclass(frozen=True)
 class Source:
-    """The parts of a set's files; ``test`` is None if the set has none, and empty if it is not kept apart."""
+    """The parts of a set's files; ``test`` is None if the set has none, and empty if it is not kept apart.
+
+    ``class_names`` are those of all classes in their order, or none.
+    """
 
     pool: Part
     test: Part | None
     num_classes: int
+    class_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for part, role in ((self.pool, "training"), (self.test, "test")):

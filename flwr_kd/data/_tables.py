@@ -49,8 +49,8 @@ def table_encoder(rows: AnyArray) -> Callable[[AnyArray], Tensor]:
 def read_csv(path: Path) -> Source:
     """Read a table of numbers with one column of labels; see :func:`flwr_kd.data.load` for its form."""
     table = read_table(path)
-    labels, num_classes = _encode_labels(table)
-    return Source(Part(table.features, labels), None, num_classes)
+    labels, names = encode_labels(table)
+    return Source(Part(table.features, labels), None, len(names), names)
 
 
 def letters(data_dir: Path | None) -> Source:
@@ -119,8 +119,14 @@ def _whole_rows(chunk: Any, features: list[str], label: str) -> tuple[AnyArray, 
     return numbers[whole], chunk[label].to_numpy(dtype=str)[whole]
 
 
-def _encode_labels(table: Table) -> tuple[IntArray, int]:
-    """Return the classes as numbers from 0, ordered by value (numbers) or alphabetically (texts)."""
+def encode_labels(table: Table, least: int = 2) -> tuple[IntArray, tuple[str, ...]]:
+    """Return the classes as numbers from 0, ordered by value (numbers) or alphabetically (texts), and their names.
+
+    Raises
+    ------
+    DataError
+        If there are fewer than ``least`` classes, or labels are numbers with a fraction.
+    """
     numbers = [plain_number(cell) for cell in table.labels]
     for sample, number in enumerate(numbers):
         if number is not None and abs(number) > _MOST_LABEL:
@@ -143,8 +149,9 @@ def _encode_labels(table: Table) -> tuple[IntArray, int]:
             ]
         )
     names, labels = np.unique(values, return_inverse=True)
-    if len(names) < 2:
+    if len(names) < least:
         raise DataError(
             f"{table.where}: there must be at least 2 classes, but every row has {table.labels[0]!r}"
         )
-    return labels.astype(np.int64), len(names)
+    texts = tuple(str(name) if values.dtype.kind == "U" else str(int(name)) for name in names)
+    return labels.astype(np.int64), texts

@@ -7,7 +7,6 @@ import io
 import json
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from flwr_kd.checks import DataError
 from flwr_kd.data._base import AnyArray, require
+from flwr_kd.data._hub import quiet
 from flwr_kd.data._source import Part, Source
 
 
@@ -255,7 +255,7 @@ def _fetch(name: str, hub: str, data_dir: Path | None, splits: tuple[str, str]) 
     datasets = require("datasets")
     for split in splits:
         try:
-            with _no_progress_bars(datasets):
+            with quiet(datasets):
                 data = datasets.load_dataset(hub, split=split, cache_dir=str(data_dir) if data_dir else None)
         # The exception for an unreachable hub depends on the version of its client.
         except Exception as error:
@@ -264,17 +264,6 @@ def _fetch(name: str, hub: str, data_dir: Path | None, splits: tuple[str, str]) 
                 f"fetching {hub!r} failed: {error}"
             ) from error
         yield _from_rows(data.to_list(), f"{name!r} from {hub}")
-
-
-@contextmanager
-def _no_progress_bars(datasets: Any) -> Iterator[None]:
-    enabled_before = not datasets.utils.are_progress_bars_disabled()
-    datasets.disable_progress_bars()
-    try:
-        yield
-    finally:
-        if enabled_before:
-            datasets.enable_progress_bars()
 
 
 def _codes(values: Any, names: list[str], dataset: str) -> Any:

@@ -13,7 +13,7 @@ from torch import Tensor
 from flwr_kd import catalogue
 from flwr_kd.by_name import names_function
 from flwr_kd.checks import DataError, whole_number
-from flwr_kd.data import _function, _image_trees, _images, _tables, _texts
+from flwr_kd.data import _function, _hub, _image_trees, _images, _tables, _texts
 from flwr_kd.data._base import AnyArray, ArrayDataset, Bundle
 from flwr_kd.data._files import check_data_dir
 from flwr_kd.data._source import Part, Source
@@ -112,6 +112,7 @@ def load(
     ``unicauca75``          its csv file, label ``L7Protocol``           as found       a fifth
     ``unicauca141``         its csv file, label ``web_service``          as found       a fifth
     ``csv:PATH``            the file                                     as found       a fifth
+    ``hf:NAME-or-PATH``     the hub of Hugging Face, or local files      as found       a fifth of train
     ``package.module:f``    :class:`flwr_kd.data.Samples` of a function  as found       a fifth
     ======================= ===========================================  =============  ====================
 
@@ -130,6 +131,31 @@ def load(
     including stop words, with L = 200 for ``20newsgroups-tokens`` and L = 64 for the others. 0 is padding, at the
     end; 1 is a word outside the vocabulary; from 2 on come the most frequent words of the training part, also
     before ``limit``. There are at most 10,000 ids. A text without words is a row of zeros.
+
+    ``hf:NAME-or-PATH`` is a data set of Hugging Face's library ``datasets``: the name of one on the hub, or a
+    folder or file on this machine: what ``save_to_disk`` wrote, or parquet, csv, json, arrow and image files as
+    ``load_dataset`` reads them. Code in a repository is not run. Options follow, separated by commas, as in
+    ``hf:faces,label=person,shape=3x64x64``:
+
+    ========== ============================================== ================================================
+    option     is                                             without it
+    ========== ============================================== ================================================
+    ``label``  the column of the labels                       the only one of classes, or the one that is called
+                                                              ``label``, ``target``, ``class`` or their plurals
+    ``input``  the column of the inputs, or several columns   the only one of images, else the only one of lists
+               of numbers as ``age+weight``                   or arrays of numbers, else all columns of numbers
+    ``drop``   columns that are no inputs                     none
+    ``shape``  ``CHANNELSxHEIGHTxWIDTH``, to which images     all images must have the same size
+               are resized
+    ``config`` the configuration of a set that has several    the set's default
+    ``train``  the split of the training part                 ``train``, or the only split
+    ``test``   the split of the test part                     ``test``, else ``validation``, if it has labels; else
+                                                              a fifth of the training part
+    ========== ============================================== ================================================
+
+    Its images are mapped from [0, 1] to [-1, 1]; columns of numbers are a table, standardised as a csv file's;
+    lists and arrays are used as they are, and a column ``input_ids`` as token ids. Classes keep their names. All
+    other columns of texts and whole numbers without missing values are there for partitions ``natural:COLUMN``.
 
     A function of a user's own, ``package.module:function``, is called without arguments, once per process.
 
@@ -157,7 +183,8 @@ def load(
     data_dir : str, optional
         Folder in which files are searched and to which downloads go, by default ``flwr-kd`` in the user's cache
         folder. A folder inside it with the set's name, and the folders that torchvision creates, are also
-        searched. A relative path of ``csv:PATH`` is searched in the working directory first, then here.
+        searched. A relative path of ``csv:PATH`` or ``hf:PATH`` is searched in the working directory first, then
+        here.
     limit : int, optional
         Largest number of training samples to keep, with the class mix of all.
     test_limit : int, optional
@@ -197,6 +224,7 @@ def load(
         input_shape=tuple(train_x.shape[1:]),
         vocabulary=divided.vocabulary,
         columns=train.columns,
+        class_names=divided.class_names,
     )
 
 
@@ -266,8 +294,8 @@ def load_public(
     else:
         public = _source(name, data_dir).pool
         encode = (
-            _image_encoder(dataset)
-            if _kind(dataset) == "images"
+            _image_encoder(dataset, data_dir)
+            if _kind(dataset, data_dir) == "images"
             else _divide(dataset, seed, data_dir, selection).encode
         )
     public = _limited(public, limit, seed, "limit-public")
@@ -289,8 +317,9 @@ def _public_of_form(
         raise DataError(
             f"public must be {allowed}: there is no default for data of {form}, got {name or ''!r}"
         )
-    if _kind(name) != "images" or not spec.images:
-        raise DataError(f"public must be {allowed} for data of {form}, got {name!r} ({_kind(name)})")
+    kind = _kind(name, data_dir)
+    if kind != "images" or not spec.images:
+        raise DataError(f"public must be {allowed} for data of {form}, got {name!r} ({kind})")
     part = _limited(_source(name, data_dir).pool, limit, seed, "limit-public")
     x = _images.encode_images(part.inputs, spec.image_spec).contiguous()
     return ArrayDataset(x, torch.full((len(x),), -1))
@@ -322,15 +351,23 @@ def public_name(name: str | None, *, dataset: str, data_dir: str | None = None) 
     _check_name(dataset)
     if name is None:
         return _DEFAULT_PUBLIC.get(dataset, dataset)
-    if _kind(name) != _kind(dataset):
-        raise DataError(
-            f"public data {name!r} ({_kind(name)}) cannot take the form of {dataset!r} ({_kind(dataset)})"
-        )
-    if {name, dataset} & _LOADERS.keys():
-        same = _LOADERS.get(name) is _LOADERS.get(dataset)
-    else:
-        same = _csv_path(name, data_dir).resolve() == _csv_path(dataset, data_dir).resolve()
-    return dataset if same else name
+    kinds = _kind(name, data_dir), _kind(dataset, data_dir)
+    if kinds[0] != kinds[1]:
+        raise DataError(f"public data {name!r} ({kinds[0]}) cannot take the form of {dataset!r} ({kinds[1]})")
+    return dataset if _origin(name, data_dir) == _origin(dataset, data_dir) else name
+
+
+def _origin(name: str, data_dir: str | None) -> object:
+    """Return what two spellings of one data set have in common."""
+    if name in _LOADERS:
+        return _LOADERS[name]
+    if names_function(name):
+        return name
+    if name.startswith(_hub.PREFIX):
+        asked = _hub.HubName.parse(name)
+        where = asked.local(data_dir)
+        return asked.path if where is None else where.resolve(), asked.config, asked.train
+    return _csv_path(name, data_dir).resolve()
 
 
 def holds_back(name: str) -> bool:
@@ -353,6 +390,7 @@ class _Divided:
     num_classes: int
     encode: Callable[[AnyArray], Tensor]
     vocabulary: int
+    class_names: tuple[str, ...]
 
 
 def _divide(
@@ -371,7 +409,10 @@ def _divide(
     if hold_back or holds_back(name):
         public, train = _take(train, selection.held or fifth, rng, name)
     vocabulary = 0
-    if _kind(name) == "images":
+    if name.startswith(_hub.PREFIX):
+        hub = _hub.loaded(name, data_dir)
+        encode, vocabulary = hub.encoder(train.inputs), hub.vocabulary
+    elif _kind(name) == "images":
         encode = _image_encoder(name)
     elif _kind(name) == "own":
         encode, vocabulary = torch.from_numpy, _function.samples(name).vocabulary
@@ -381,7 +422,7 @@ def _divide(
         encode = _texts.text_encoder(train.inputs, _texts.SPECS[name])
     else:
         encode = _tables.table_encoder(train.inputs)
-    return _Divided(train, test, public, source.num_classes, encode, vocabulary)
+    return _Divided(train, test, public, source.num_classes, encode, vocabulary, source.class_names)
 
 
 def _take(part: Part, size: int, rng: np.random.Generator, name: str) -> tuple[Part, Part]:
@@ -410,13 +451,16 @@ def _dataset(x: Tensor, part: Part) -> ArrayDataset:
     return ArrayDataset(x.contiguous(), torch.from_numpy(part.labels.astype(np.int64)))
 
 
-def _image_encoder(name: str) -> Callable[[AnyArray], Tensor]:
-    spec = _images.SPECS[name]
+def _image_encoder(name: str, data_dir: str | None = None) -> Callable[[AnyArray], Tensor]:
+    spec = _hub.loaded(name, data_dir).spec if name.startswith(_hub.PREFIX) else _images.SPECS[name]
+    assert spec is not None
     return lambda inputs: _images.encode_images(inputs, spec)
 
 
-def _kind(name: str) -> str:
+def _kind(name: str, data_dir: str | None = None) -> str:
     _check_name(name)
+    if name.startswith(_hub.PREFIX):
+        return _hub.loaded(name, data_dir).kind
     if names_function(name):
         return "own"
     if name in _images.SPECS:
@@ -426,7 +470,9 @@ def _kind(name: str) -> str:
 
 def _check_name(name: object) -> None:
     known = name in _LOADERS or (isinstance(name, str) and name.startswith("csv:") and len(name) > 4)
-    if not known and not names_function(name):
+    if isinstance(name, str) and name.startswith(_hub.PREFIX):
+        _hub.HubName.parse(name)
+    elif not known and not names_function(name):
         raise DataError(unknown_name("data set", str(name), DATASETS))
 
 
@@ -435,6 +481,8 @@ def _source(name: str, data_dir: str | None) -> Source:
     check_data_dir(data_dir, name)
     if name in _LOADERS:
         return _LOADERS[name](None if data_dir is None else Path(data_dir).expanduser())
+    if name.startswith(_hub.PREFIX):
+        return _hub.loaded(name, data_dir).source
     if names_function(name):
         return _function.source(name)
     return _tables.read_csv(_csv_path(name, data_dir))

@@ -75,11 +75,7 @@ class DataSpec:
         DataError
             If a value is not allowed.
         """
-        sizes = [size.strip() for size in input_shape.lower().split("x")]
-        shape = tuple(int(size) for size in sizes if size.isascii() and size.isdigit())
-        if len(shape) != len(sizes) or not _is_shape(shape):
-            raise DataError(f"input-shape {_SHAPES}, got {input_shape!r}")
-        return cls(tuple(classes.split(",")), shape)
+        return cls(tuple(classes.split(",")), read_shape("input-shape", input_shape))
 
     @property
     def num_classes(self) -> int:
@@ -125,6 +121,31 @@ class DataSpec:
         number = plain_number(name)
         whole = str(int(number)) if number is not None and number.is_integer() else ""
         return self.classes.index(whole) if whole in self.classes else None
+
+
+def read_shape(name: str, text: str) -> tuple[int, ...]:
+    """Read sizes separated by "x": of images or of a table's rows.
+
+    Parameters
+    ----------
+    name, text : str
+        The option and its value.
+
+    Raises
+    ------
+    DataError
+        If they are none.
+
+    Examples
+    --------
+    >>> read_shape("input-shape", "1x28x28")
+    (1, 28, 28)
+    """
+    sizes = [size.strip() for size in text.lower().split("x")]
+    shape = tuple(int(size) for size in sizes if size.isascii() and size.isdigit())
+    if len(shape) != len(sizes) or not _is_shape(shape):
+        raise DataError(f"{name} {_SHAPES}, got {text!r}")
+    return shape
 
 
 _SHAPES = (

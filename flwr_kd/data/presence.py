@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
+from flwr_kd.data._hub import PREFIX, HubName
 from flwr_kd.data._images import DEBIAN_FASHION_MNIST
 from flwr_kd.data._source import cache_dir, first_folder
 
@@ -66,6 +67,8 @@ def data_is_there(name: str, data_dir: str | None = None) -> bool:
     if name.startswith("csv:"):
         path = Path(name.removeprefix("csv:")).expanduser()
         return path.exists() or (root / path).exists()
+    if name.startswith(PREFIX):
+        return HubName.parse(name).local(data_dir) is not None
     if name in _IDX or name.startswith("emnist-"):
         return _idx_files(name, root)
     if name in _PATTERNS:

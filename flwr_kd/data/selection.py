@@ -89,16 +89,18 @@ class Selection:
             If the set lacks a class that is named, or no sample of the named classes is left.
         """
         pool, test, num_classes = source.pool, source.test, source.num_classes
+        names = source.class_names
         if self.classes is not None:
             kept = self.numbers(num_classes)
             pool, num_classes = _of_classes(pool, kept), len(kept)
             test = None if test is None else _of_classes(test, kept)
+            names = tuple(names[number] for number in kept) if names else ()
         if self.merge_test:
             empty = pool[np.zeros(len(pool), dtype=bool)]
             pool, test = (pool if test is None else _joined(pool, test)), empty
         if self.class_limit is not None:
             pool = _capped(pool, self.class_limit, seed)
-        return Source(pool, test, num_classes)
+        return Source(pool, test, num_classes, names)
 
 
 def chosen_classes(text: str, num_classes: int) -> list[int]:

@@ -69,7 +69,8 @@ class DataOptions:
     """
 
     dataset: str = option(
-        "digits", "a name of `flwr-kd datasets`, csv:PATH, or your own package.module:function"
+        "digits",
+        "a name of `flwr-kd datasets`, csv:PATH, hf:NAME-or-PATH, or your own package.module:function",
     )
     data_dir: str | None = option(None, "folder of data files")
     classes: str | None = option(

@@ -109,7 +109,7 @@ def _check_runs(form: PaperExperiment, where: str) -> None:
 
 
 def _check_data_set(name: object) -> None:
-    if name is not None and not (name in catalogue.DATASETS or str(name).startswith("csv:")):
+    if name is not None and not (name in catalogue.DATASETS or str(name).startswith(("csv:", "hf:"))):
         raise ConfigError(unknown_name("data set", str(name), catalogue.DATASETS))
 
 
