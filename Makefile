@@ -62,11 +62,14 @@ coverage: install
 	$(call pytest,$(VENV),$(COVERAGE))
 
 # The oldest versions that pyproject.toml allows and that this Python can install; Python 3.11 can install all of them.
-# Their own dependencies and the tools of the tests are the newest that fit.
+# Their own dependencies and the tools of the tests are the newest that fit. The extras are those of `dev`, whose own
+# bounds would otherwise not fit: wandb needs typing-extensions 4.14. transformers 5 needs a huggingface-hub below 2.
 $(OLDEST)/.installed: pyproject.toml setup.py | $(BIN)/uv
 	$(PYTHON) -m venv --clear --without-pip $(OLDEST)
+	echo "huggingface-hub<2" > $(OLDEST)/bounds.txt
 	. .ci/uv-env.sh && $(BIN)/uv pip compile --quiet --python $(OLDEST)/bin/python --resolution lowest-direct \
-	  --extra simulation --extra privacy --extra dp --extra mnist-5k --extra letters --no-header --annotation-style line \
+	  --extra simulation --extra hf --extra privacy --extra dp --extra mnist-5k --extra letters \
+	  --extra tensorboard --extra mlflow --extra wandb --no-header --annotation-style line --constraints $(OLDEST)/bounds.txt \
 	  --output-file $(OLDEST)/oldest.txt pyproject.toml
 	. .ci/uv-env.sh && $(BIN)/uv pip install --compile-bytecode --python $(OLDEST)/bin/python \
 	  --constraints $(OLDEST)/oldest.txt --editable ".[dev,mnist-5k,letters]"
