@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, cast
 
 import flwr.client.mod as mods
@@ -10,13 +12,13 @@ import flwr.clientapp.mod as new_mods
 import flwr.serverapp.strategy as wrappers
 import numpy as np
 import pytest
-from flwr.app import Context, Message
+from flwr.app import ArrayRecord, Context, Message
 from flwr.clientapp import ClientApp
 
-from flwr_kd import client_app
+from flwr_kd import client_app, registry
 from flwr_kd.checks import ConfigError
 from flwr_kd.server.records import HandshakeError, VoidRoundsError
-from flwr_kd.testing.federation import Federation
+from flwr_kd.testing.federation import Federation, small_model
 from flwr_kd.testing.reply_parts import arrays_of
 from flwr_kd.transport.inline_grid import InlineGrid
 
@@ -218,3 +220,36 @@ def test_clients_that_do_not_clip_are_noticed_by_their_updates(flower_log: list[
         "above the clipping norm 0.001: its ClientApp needs fixedclipping_mod, of flwr.clientapp.mod in"
     )
     assert expected in flower_log[0]
+
+
+GUIDE = Path(__file__).resolve().parents[2] / "docs" / "usage.md"
+ROWS: dict[str, tuple[Callable[..., ClientApp], str, Callable[[Any], Any]]] = {
+    "`LocalDpMod`": (message_app_of, "local_dp", lambda strategy: strategy),
+    "`DifferentialPrivacyServerSideFixedClipping`, ": (
+        message_app_of,
+        "message_size",
+        lambda strategy: wrappers.DifferentialPrivacyServerSideFixedClipping(strategy, 0.1, 0.5, 4),
+    ),
+}
+"""By the beginning of a row of the guide's table: the clients' kind, the mod around them, and the wrapper."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", ROWS)
+def test_the_guide_names_the_methods_that_work(row: str) -> None:
+    app, mod, wrapper = ROWS[row]
+    (line,) = [text for text in GUIDE.read_text(encoding="utf-8").splitlines() if text.startswith(f"| {row}")]
+    named = set(re.findall(r"`([^`]+)`", line.split(" | ", 1)[1])) - {"initial_arrays"}
+    works = set()
+    for name in registry.methods():
+        fed = Federation(name)
+        initial = ArrayRecord(small_model().state_dict())
+        strategy = wrapper(fed.strategy(max_void_rounds=1))
+        try:
+            result = strategy.start(InlineGrid(app(fed, mod), 4), initial, num_rounds=2)
+        except (ConfigError, RuntimeError):
+            continue
+        # Clients may fail in the second round only.
+        if len(result.train_metrics_clientapp) == 2:
+            works.add(name)
+    assert works == named
