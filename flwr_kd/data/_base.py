@@ -114,6 +114,8 @@ class Bundle:
         What else is known of each training sample, ``[N]``, for partitions ``natural:COLUMN``.
     class_names : tuple of str
         In the order of the labels; empty if the data does not name its classes.
+    inputs : tuple of str
+        Names of a table's columns that are inputs; empty if the data does not name them.
     """
 
     name: str
@@ -124,6 +126,7 @@ class Bundle:
     vocabulary: int = 0
     columns: Mapping[str, AnyArray] = field(default_factory=dict)
     class_names: tuple[str, ...] = ()
+    inputs: tuple[str, ...] = ()
 
     def with_training(self, rows: AnyArray) -> Bundle:
         """Return the data set with some of the training samples, by their positions ``[n]``."""

@@ -187,7 +187,8 @@ def loaded(name: str, data_dir: str | None = None) -> HubSource:
     vocabulary = 0
     if form.tokens:
         vocabulary = 1 + max(int(part.max()) for part in inputs if part.size)
-    source = Source(pool, held, len(names), names)
+    columns = form.inputs if form.kind == "tables" else ()
+    source = Source(pool, held, len(names), names, columns)
     return HubSource(form.kind, source, spec, vocabulary)
 
 

@@ -66,13 +66,14 @@ class Part:
 class Source:
     """The parts of a set's files; ``test`` is None if the set has none, and empty if it is not kept apart.
 
-    ``class_names`` are those of all classes in their order, or none.
+    ``class_names`` are those of all classes in their order, or none, and ``inputs`` those of a table's columns.
     """
 
     pool: Part
     test: Part | None
     num_classes: int
     class_names: tuple[str, ...] = ()
+    inputs: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for part, role in ((self.pool, "training"), (self.test, "test")):

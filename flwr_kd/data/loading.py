@@ -225,6 +225,7 @@ def load(
         vocabulary=divided.vocabulary,
         columns=train.columns,
         class_names=divided.class_names,
+        inputs=divided.inputs,
     )
 
 
@@ -391,6 +392,7 @@ class _Divided:
     encode: Callable[[AnyArray], Tensor]
     vocabulary: int
     class_names: tuple[str, ...]
+    inputs: tuple[str, ...]
 
 
 def _divide(
@@ -422,7 +424,8 @@ def _divide(
         encode = _texts.text_encoder(train.inputs, _texts.SPECS[name])
     else:
         encode = _tables.table_encoder(train.inputs)
-    return _Divided(train, test, public, source.num_classes, encode, vocabulary, source.class_names)
+    names, inputs = source.class_names, source.inputs
+    return _Divided(train, test, public, source.num_classes, encode, vocabulary, names, inputs)
 
 
 def _take(part: Part, size: int, rng: np.random.Generator, name: str) -> tuple[Part, Part]:

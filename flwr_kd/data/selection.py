@@ -6,7 +6,7 @@ A selection comes first: what it leaves is then divided into training, test and 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -100,7 +100,7 @@ class Selection:
             pool, test = (pool if test is None else _joined(pool, test)), empty
         if self.class_limit is not None:
             pool = _capped(pool, self.class_limit, seed)
-        return Source(pool, test, num_classes, names)
+        return replace(source, pool=pool, test=test, num_classes=num_classes, class_names=names)
 
 
 def chosen_classes(text: str, num_classes: int) -> list[int]:

@@ -261,6 +261,12 @@ def _splits(options: DataOptions, seed: int, spec: str, clients: int, test_fract
     bundle = _bundle(replace(options, image_size=None), seed)
     labels = bundle.train.y
     if spec.startswith("natural:"):
+        column = spec.partition(":")[2]
+        if column in bundle.inputs:
+            raise DataError(
+                f"partition {spec!r}: the column {column!r} is an input: leave it out of them, for example "
+                f"{options.dataset},drop={column}"
+            )
         parts = natural(bundle.columns, spec, num_clients=clients)
     else:
         parts = partition(labels, spec, num_clients=clients, seed=seed)

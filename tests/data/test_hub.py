@@ -221,6 +221,17 @@ class TestTables:
         named = load("hf:t.parquet,input=room+age")
         assert (named.input_shape, sorted(named.columns)) == ((2,), ["person", "weight"])
 
+    def test_a_client_for_each_value_of_a_number(self) -> None:
+        rows = table(user=[row % 4 for row in range(ROWS)])
+        datasets.Dataset.from_dict(rows).to_parquet("t.parquet")
+        options = {"partition": "natural:user", "clients": 4}
+        with pytest.raises(DataError, match=r"'user' is an input: .* hf:t\.parquet,drop=user"):
+            client_splits(Experiment(dataset="hf:t.parquet", **options))  # type: ignore[arg-type]
+        name = "hf:t.parquet,drop=user"
+        users = load(name).columns["user"]
+        splits = client_splits(Experiment(dataset=name, **options))  # type: ignore[arg-type]
+        assert [set(users[np.concatenate(both)].tolist()) for both in splits] == [{0}, {1}, {2}, {3}]
+
     def test_a_column_that_numbers_the_rows(self) -> None:
         datasets.Dataset.from_dict(table(id=list(range(ROWS)))).to_parquet("t.parquet")
         with pytest.raises(
