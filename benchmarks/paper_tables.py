@@ -65,7 +65,7 @@ def _experiment(name: str, experiment: PaperExperiment, document: Document) -> I
     yield ""
     yield f"The paper concludes: {experiment.claim}"
     yield ""
-    yield _conditions(document)
+    yield _conditions(experiment, document)
     yield ""
     if document["claims"]:
         header = ("claim", "here", "in order", "mean margin [95 %]", "the paper's own numbers")
@@ -80,14 +80,20 @@ def _experiment(name: str, experiment: PaperExperiment, document: Document) -> I
     if document["computed"]:
         yield from table(("cell", "row", "quantity", "ours", "printed"), map(_computed, document["computed"]))
         yield ""
+    if document["class-counts"]:
+        header = ("cell", "clients", "classes of a client", "share of a client's largest class %")
+        yield from table(header, (_division(*each) for each in document["class-counts"].items()))
+        yield ""
     for cell, reason in document["not-run"].items():
         yield f"Not run: {cell}: {reason}."
         yield ""
 
 
-def _conditions(document: Document) -> str:
+def _conditions(experiment: PaperExperiment, document: Document) -> str:
     parts = []
-    if note := document.get("note"):
+    # The first results did not say what their small version was.
+    known = experiment.small.note if experiment.small is not None and document["scale"] == "small" else ""
+    if note := document.get("note", known):
         parts.append(f"Small version: {note}")
     if document["stand-ins"]:
         parts.append(f"Stand-in: {'; '.join(document['stand-ins'])}.")
@@ -201,6 +207,12 @@ def _short(value: float | None) -> str:
     if value is None:
         return NONE
     return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
+
+
+def _division(cell: str, counts: Sequence[Sequence[int]]) -> tuple[str, ...]:
+    classes = fmean(sum(count > 0 for count in row) for row in counts)
+    largest = fmean(100 * max(row) / sum(row) for row in counts if sum(row))
+    return cell, str(len(counts)), f"{classes:.1f}", f"{largest:.0f}"
 
 
 def _computed(each: Mapping[str, Any]) -> tuple[str, ...]:

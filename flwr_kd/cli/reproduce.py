@@ -139,6 +139,8 @@ def _run(
     print(f"page: {page.resolve()}")
     if picture is not None:
         print(f"plot: {picture.resolve()}")
+    for drawn in report.draw_clients(made):
+        print(f"plot: {drawn.resolve()}")
     for place in places:
         print(f"log: {place}")
     _draw(chosen)

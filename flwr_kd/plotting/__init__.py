@@ -8,6 +8,7 @@ __all__ = ["PICTURES", "REPORT", "picture_file", "remove_pictures"]
 
 PICTURES = (
     "curves",
+    "client-curves",
     "tsne",
     "landscape",
     "samples",

@@ -106,7 +106,7 @@ def document(**changes: Any) -> dict[str, Any]:
             cost("a", "alone", None, None),
         ],
         "computed": [],
-        "class-counts": {},
+        "class-counts": {"a": [[3, 0, 1], [0, 2, 0]]},
         "not-run": {"c": "no data"},
         **changes,
     }
@@ -127,6 +127,7 @@ def test_the_page_has_verdicts_numbers_controls_and_costs(tables: Any, tmp_path:
     (of_fedavg,) = (line for line in lines if line.startswith("| `fedavg` | +"))
     assert "| 50 | 3 | 0.5 | 2 (1 of 2 cells) | 6 (1 of 2 cells) | 2 (1 of 2 cells) |" in of_fedavg
     assert "Not run: c: no data." in lines
+    assert "| a | 2 | 1.5 | 88 |" in lines
     assert any(line.startswith("No result yet: `fedhkd/table-1`, ") for line in lines)
 
 

@@ -84,6 +84,20 @@ methods = ["fedhkd"]
 note = "digits."
 settings = { dataset = "digits", limit = 150 }
 """
+CURVES = """
+id = "table-3"
+kind = "curve"
+title = "Curves"
+claim = "They rise."
+source = "section 3"
+unit = "percent"
+metric = "accuracy of a client"
+runs-of = "table-2"
+clients = [1, 3]
+
+[measures]
+local = "local_accuracy"
+"""
 CONTROLS = """
 [controls.uniform]
 method = "fedhkd"
@@ -104,6 +118,7 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     folder.mkdir()
     (folder / "paper.toml").write_text(f'id = "mine"\ntitle = "A Paper"\nauthors = "Somebody"\n{CONTROLS}')
     (folder / "table-2.toml").write_text(COMPARED)
+    (folder / "table-3.toml").write_text(CURVES)
     (folder / "figure-1.toml").write_text(TABLE)
     monkeypatch.setattr(library, "folders", lambda: [folder])
     library.papers.cache_clear()
@@ -198,6 +213,17 @@ def test_controls_stand_beside_the_claims_and_costs_below_them(
     assert "better-off" not in costs["alone"]
     assert costs["fedavg"]["target"] == "local accuracy 20 %"
     assert is_a_picture(tmp_path / "o" / "table-2.png")
+    # Curves of single clients have the table's runs, which are not run again.
+    code, out, err = command("reproduce", "mine/table-3", *options)
+    assert (code, err) == (0, "")
+    assert is_a_picture(tmp_path / "o" / "skewed" / "client-curves.png")
+    of_clients = json.loads((tmp_path / "o" / "table-3.json").read_text())["cells"]
+    assert {each["cell"] for each in of_clients} == {"skewed client 1", "skewed client 3"}
+    for each in of_clients:
+        client = str(int(each["cell"][-1]) - 1)
+        for run in result[each["row"]]:
+            share = run.rounds[-1].clients[client]["local_accuracy"]
+            assert each["ours"][str(run.seed)] == pytest.approx(100 * (share or 0))
 
 
 @pytest.mark.long

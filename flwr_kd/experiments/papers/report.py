@@ -24,7 +24,7 @@ from flwr_kd.results.schema import Comparison
 from flwr_kd.results.statistics import Difference
 from flwr_kd.text import first_line
 
-__all__ = ["COSTS", "Report", "Ruled", "Said", "draw", "page_file", "report", "write"]
+__all__ = ["COSTS", "Report", "Ruled", "Said", "draw", "draw_clients", "page_file", "report", "write"]
 
 _LEAST_SHARE = 0.5
 COSTS = (
@@ -267,6 +267,30 @@ def draw(made: Report) -> Path | None:
             unit = " (%)" if MEASURES[made.reproduction.experiment.measures[measure].name].accuracy else ""
             panels[f"{measure}{unit}"] = groups
     return beside_printed.plot(panels, title, file) if panels else None
+
+
+def draw_clients(made: Report) -> list[Path]:
+    """Write the curves of the clients that a figure shows, a picture in the folder of each cell; return the files.
+
+    Of the experiment's first measure that clients have in several rounds. Where the common test set was measured
+    after the last round alone, these are curves of local accuracy.
+    """
+    from flwr_kd.plotting import client_curves, picture_file
+
+    experiment, files_ = made.reproduction.experiment, []
+    if experiment.kind != "curve" or not experiment.clients:
+        return []
+    results = results_of(made.reproduction)
+    names = [measure.name for measure in experiment.measures.values()]
+    for job in made.reproduction.jobs:
+        result = results.get(job.cells[0].id)
+        metric = None if result is None else client_curves.most_measured(result, [*names, "local_accuracy"])
+        if result is not None and metric is not None:
+            file = picture_file(job.folder, "client-curves")
+            files_.append(
+                client_curves.plot(result, file, [number - 1 for number in experiment.clients], metric)
+            )
+    return files_
 
 
 def _sweep(made: Report, results: Sequence[Comparison], file: Path) -> Path:
