@@ -83,7 +83,7 @@ def figure(panels: Mapping[str, Sequence[Group]], title: str) -> Figure:
         for face in ("0.3", "none")
     ]
     legend = drawn.legend(
-        [*handles, *kinds], [*rows, "ours", "printed"], loc="outside right upper", frameon=False
+        [*handles, *kinds], [*rows, "ours", "printed"], loc="outside right center", frameon=False
     )
     for text in legend.get_texts():
         text.set_parse_math(False)
