@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -12,7 +13,9 @@ import numpy as np
 
 from flwr_kd.plotting.lines import interval_of_mean, joined
 from flwr_kd.plotting.style import COLOURS, empty_figure, heading, set_title, shared_config, write_picture
+from flwr_kd.results.clients import ALONE, ClientGains, client_gains
 from flwr_kd.results.errors import ResultError
+from flwr_kd.results.measures import ACCURACIES
 from flwr_kd.results.schema import Comparison, RunResult
 
 if TYPE_CHECKING:
@@ -62,8 +65,9 @@ def figure(
     -------
     matplotlib.figure.Figure
         A bar is the mean over seeds, in percent, and its line the mean's 95 % interval (Student's t; none with one
-        seed); what varies between results is averaged before. Clients with heterogeneous models are labelled with
-        theirs. Methods without the metric are named below the panel.
+        seed); what varies between results is averaged before. With a row named "alone" it says below how many
+        clients are better off than in it. Clients with heterogeneous models are labelled with theirs. Methods
+        without the metric are named below the panel.
 
     Raises
     ------
@@ -90,6 +94,7 @@ def figure(
         _draw(axes, group, methods, _axis(metric))
         unmeasured = [method for each in groups[name] for method in each.by_method() if method not in group]
         note = f"\nnot measured: {joined(list(dict.fromkeys(unmeasured)))}" if unmeasured else ""
+        note += _better_off(groups[name], metric.replace("-", "_"))
         axes.set_xlabel(("clients' model" if by_model else "client") + note).set_parse_math(False)
         if len(bars) > 1:
             axes.set_title(name, fontsize=11).set_parse_math(False)
@@ -100,6 +105,21 @@ def figure(
     spread = ["mean and 95 % interval"] if len(seeds) > 1 else []
     set_title(drawn, [*heading(config, seeds), *dict.fromkeys(averaged), "last round", *spread])
     return drawn
+
+
+def _better_off(group: Sequence[Comparison], metric: str) -> str:
+    """Return a line that says which share of the clients is better off than alone; empty without such a row."""
+    found: dict[str, list[ClientGains]] = {}
+    for comparison in group:
+        rows = comparison.by_method()
+        for name, runs in rows.items():
+            if ALONE in rows and name != ALONE and metric in ACCURACIES and ACCURACIES[metric].of_client:
+                found.setdefault(name, []).append(client_gains(runs, rows[ALONE], metric))
+    counts = {
+        name: (sum(each.better for each in of), sum(each.of for each in of)) for name, of in found.items()
+    }
+    shares = [f"{name} {100 * better / count:.0f} %" for name, (better, count) in counts.items() if count]
+    return "\n" + textwrap.fill(f"clients better off than alone: {', '.join(shares)}", 90) if shares else ""
 
 
 def _axis(metric: str) -> str:

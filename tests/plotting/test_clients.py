@@ -83,3 +83,15 @@ def test_methods_without_the_metric_are_named():
     assert axes.get_ylabel() == "local top5 (%)"
     with pytest.raises(ResultError, match="no client has 'loss' in the last round; kept are local_accuracy"):
         figure([result], metric="loss")
+
+
+def test_clients_that_are_better_off_than_alone_are_counted_below():
+    runs = [a_run("fedavg", 0, [0.2, 0.6]), a_run("fedavg", 1, [0.4, 0.6]), a_run("fedproto", 0, [0.1, 0.2])]
+    (axes,) = figure([a_comparison(*runs)]).axes
+    assert "better off" not in axes.get_xlabel()
+    alone = [a_run("alone", 0, [0.1, 0.7]), a_run("alone", 1, [0.1, 0.1])]
+    (axes,) = figure([a_comparison(*runs, *alone)]).axes
+    assert axes.get_xlabel().splitlines() == [
+        "client",
+        "clients better off than alone: fedavg 75 %, fedproto 0 %",
+    ]
