@@ -40,7 +40,11 @@ _ACCURACIES = (
 MEASURES: Mapping[str, Measured] = MappingProxyType(
     {
         **{name: Measured(ACCURACIES[name].meaning) for name in _ACCURACIES},
-        "rounds_to_global": Measured("rounds to a share of the first row's last global accuracy", False),
+        "rounds_to_global": Measured(
+            "rounds to a share of the first row's last global accuracy; one more than there were where it is not "
+            "reached",
+            False,
+        ),
         "round_trips": Measured("round trips by the paper's formula", False),
         "megabytes": Measured("bytes of all rounds and clients by the paper's formula", False),
         "tsne": Measured("map of features", False),

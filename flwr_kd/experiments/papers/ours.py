@@ -148,11 +148,14 @@ def _seeds(
 
 
 def _rounds_to(cell: PaperCell, runs: list[RunResult], reference: list[RunResult]) -> Seeds:
-    """Return the rounds to a share of the first row's last accuracy; a run that does not reach it has no value."""
+    """Return the rounds to a share of the first row's last accuracy.
+
+    A run that does not reach it counts as one round more than it had, the least that it can need. Without a value
+    it would be left out of the means, and a method that seldom gets there would look quick.
+    """
     found = {}
     for run in runs:
         last = next((value_of(each, "global_accuracy") for each in reference if each.seed == run.seed), None)
-        rounds = None if last is None or cell.target is None else run.rounds_to(cell.target * last)
-        if rounds is not None:
-            found[run.seed] = float(rounds)
+        if last is not None and cell.target is not None and run.rounds:
+            found[run.seed] = float(run.rounds_to(cell.target * last) or run.rounds[-1].round + 1)
     return found
