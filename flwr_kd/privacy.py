@@ -37,18 +37,21 @@ is scaled by one public lower bound of ``N``. :func:`noise_std` does this if ``c
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any, ClassVar, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from flwr_kd.checks import ConfigError, number, whole_number
+from flwr_kd.text import plural
 
 __all__ = [
     "ASSUMPTIONS",
     "NOT_COVERED",
     "Budget",
+    "PrivacyBudget",
     "budget",
     "composed_epsilon",
     "gaussian_epsilon",
@@ -282,8 +285,21 @@ def composed_epsilon(
     return float(get_epsilon_gaussian(multiplier, delta))
 
 
+class PrivacyBudget(ABC):
+    """Numbers of differential privacy, with the conditions under which they hold."""
+
+    assumptions: ClassVar[tuple[str, ...]]
+    """Conditions under which the numbers hold, one line each."""
+    not_covered: ClassVar[tuple[str, ...]]
+    """What is sent, or done, without protection, one line each."""
+
+    @abstractmethod
+    def rows(self) -> list[tuple[str, str]]:
+        """Return the numbers as (label, value) pairs to print."""
+
+
 @dataclass(frozen=True)
-class Budget:
+class Budget(PrivacyBudget):
     """The privacy of one sample, for one element in one round (the paper's claim) up to a whole run.
 
     It is the result of :func:`budget`.
@@ -317,20 +333,13 @@ class Budget:
     vector_epsilon: float
     total_epsilon: float
 
+    assumptions = ASSUMPTIONS
+    not_covered = NOT_COVERED
+
     @property
     def paper_bound_holds(self) -> bool:
         """Whether ``paper_epsilon`` is below 1, where Theorem 1 is proved."""
         return self.paper_epsilon < _CLASSICAL_LIMIT
-
-    @property
-    def assumptions(self) -> tuple[str, ...]:
-        """Conditions under which the numbers hold, one line each."""
-        return ASSUMPTIONS
-
-    @property
-    def not_covered(self) -> tuple[str, ...]:
-        """Values that are sent without protection, one line each."""
-        return NOT_COVERED
 
     def rows(self) -> list[tuple[str, str]]:
         """Return the numbers as (label, value) pairs to print.
@@ -351,10 +360,8 @@ class Budget:
             label = f"noise per element, {self.count:g} samples, bound {self.bound:g}"
             rows.append((label, f"std {self.noise_std:.4g}"))
         note = "" if self.paper_bound_holds else " (not below 1: the paper's theorem claims nothing)"
-        per_class = _plural(self.dimensions, "element")
-        scope = ", ".join(
-            [per_class, _plural(self.classes, "class", "classes"), _plural(self.rounds, "round")]
-        )
+        per_class = plural(self.dimensions, "element")
+        scope = ", ".join([per_class, plural(self.classes, "class", "classes"), plural(self.rounds, "round")])
         return [
             *rows,
             ("epsilon, one element, one round (the paper's bound)", f"{self.paper_epsilon:.3g}{note}"),
@@ -433,7 +440,3 @@ def _classical(delta: float) -> float:
     return math.sqrt(
         2 * (math.log(1.25) - math.log(number("delta", delta, 0, 1, open_low=True, open_high=True)))
     )
-
-
-def _plural(number: int, one: str, many: str | None = None) -> str:
-    return f"{number} {one if number == 1 else many or one + 's'}"

@@ -6,7 +6,7 @@ import difflib
 import re
 from collections.abc import Iterable
 
-__all__ = ["first_line", "plain", "shown", "similar", "unknown_name"]
+__all__ = ["first_line", "plain", "plural", "shown", "similar", "unknown_name"]
 
 
 def shown(value: object) -> str:
@@ -65,6 +65,15 @@ def plain(text: str, longest: int = 400) -> str:
     """
     printable = "".join(character if character.isprintable() else "?" for character in text[:longest])
     return printable if len(text) <= longest else f"{printable}..."
+
+
+def plural(number: int, one: str, many: str | None = None) -> str:
+    """Return a number with its noun.
+
+    >>> plural(1, "round"), plural(2, "round"), plural(0, "class", "classes")
+    ('1 round', '2 rounds', '0 classes')
+    """
+    return f"{number} {one if number == 1 else many or one + 's'}"
 
 
 def first_line(error: Exception) -> str:

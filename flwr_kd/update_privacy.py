@@ -36,7 +36,8 @@ import math
 from dataclasses import dataclass
 
 from flwr_kd.checks import number, whole_number
-from flwr_kd.privacy import composed_epsilon
+from flwr_kd.privacy import PrivacyBudget, composed_epsilon
+from flwr_kd.text import plural
 
 __all__ = [
     "ASSUMPTIONS",
@@ -91,7 +92,7 @@ SGD_NOT_COVERED: tuple[str, ...] = (
 
 
 @dataclass(frozen=True)
-class UpdateBudget:
+class UpdateBudget(PrivacyBudget):
     """The privacy of one client's updates, the result of :func:`update_budget`.
 
     Attributes
@@ -114,15 +115,8 @@ class UpdateBudget:
     absent_epsilon: float
     replaced_epsilon: float
 
-    @property
-    def assumptions(self) -> tuple[str, ...]:
-        """Conditions under which the numbers hold, one line each."""
-        return ASSUMPTIONS
-
-    @property
-    def not_covered(self) -> tuple[str, ...]:
-        """What is sent without protection, one line each."""
-        return NOT_COVERED
+    assumptions = ASSUMPTIONS
+    not_covered = NOT_COVERED
 
     def rows(self) -> list[tuple[str, str]]:
         """Return the numbers as (label, value) pairs to print.
@@ -144,7 +138,7 @@ class UpdateBudget:
                 (f"noise per element of an update, clip {self.clip:g}", f"std {self.noise * self.clip:.4g}")
             ]
         )
-        many = f"{self.releases} update{'' if self.releases == 1 else 's'}"
+        many = plural(self.releases, "update")
         return [
             *rows,
             ("epsilon, one update, or none of it", f"{self.release_epsilon:.3g}"),
@@ -159,7 +153,7 @@ class UpdateBudget:
         >>> print(update_budget(noise=2.0, releases=1, delta=1e-5).sentence())
         1 update per client with dp-noise=2: epsilon 1.99 against none, 4.38 against other data, delta 1e-05
         """
-        many = f"{self.releases} update{'' if self.releases == 1 else 's'}"
+        many = plural(self.releases, "update")
         return (
             f"{many} per client with dp-noise={self.noise:g}: epsilon {self.absent_epsilon:.3g} against "
             f"none, {self.replaced_epsilon:.3g} against other data, delta {self.delta:g}"
@@ -209,7 +203,7 @@ def update_budget(*, noise: float, releases: int, delta: float, clip: float | No
 
 
 @dataclass(frozen=True)
-class SgdBudget:
+class SgdBudget(PrivacyBudget):
     """The privacy of one sample in training by DP-SGD, the result of :func:`sgd_budget`.
 
     Attributes
@@ -232,15 +226,8 @@ class SgdBudget:
     replaced_epsilon: float
     poisson_epsilon: float | None
 
-    @property
-    def assumptions(self) -> tuple[str, ...]:
-        """Conditions under which the numbers hold, one line each."""
-        return SGD_ASSUMPTIONS
-
-    @property
-    def not_covered(self) -> tuple[str, ...]:
-        """What is not protected, one line each."""
-        return SGD_NOT_COVERED
+    assumptions = SGD_ASSUMPTIONS
+    not_covered = SGD_NOT_COVERED
 
     def rows(self) -> list[tuple[str, str]]:
         """Return the numbers as (label, value) pairs to print.
@@ -253,7 +240,7 @@ class SgdBudget:
         epsilon, 10 epochs, a sample or another: 17.9
         delta: 1e-05
         """
-        many = f"{self.epochs} epoch{'' if self.epochs == 1 else 's'}"
+        many = plural(self.epochs, "epoch")
         poisson = (
             []
             if self.poisson_epsilon is None
@@ -278,7 +265,7 @@ class SgdBudget:
         10 epochs of DP-SGD with dp-sgd-noise=2: epsilon 7.51 for a sample or none, 17.9 or another, delta 1e-05
         """
         return (
-            f"{self.epochs} epoch{'' if self.epochs == 1 else 's'} of DP-SGD with dp-sgd-noise={self.noise:g}: "
+            f"{plural(self.epochs, 'epoch')} of DP-SGD with dp-sgd-noise={self.noise:g}: "
             f"epsilon {self.absent_epsilon:.3g} for a sample or none, {self.replaced_epsilon:.3g} or another, "
             f"delta {self.delta:g}"
         )

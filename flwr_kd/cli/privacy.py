@@ -10,8 +10,7 @@ import typer
 from flwr_kd.cli.help import columns
 
 if TYPE_CHECKING:
-    from flwr_kd.privacy import Budget
-    from flwr_kd.update_privacy import SgdBudget, UpdateBudget
+    from flwr_kd.privacy import PrivacyBudget
 
 __all__ = ["show_privacy"]
 
@@ -73,7 +72,7 @@ def show_privacy(
         )
 
 
-def _show(title: str, budget: Budget | UpdateBudget | SgdBudget) -> None:
+def _show(title: str, budget: PrivacyBudget) -> None:
     from rich.console import Console
     from rich.table import Table
 
