@@ -101,6 +101,7 @@ class FlowerLoop(Strategy):
             self.begin(run.roster.wait(grid, self.min_available_nodes))
         run.end_if_void()
         # Flower's loop does not name the last round.
+        run.state_privacy(server_round, so_far=True)
         self.stats = RoundStats(server_round, measured=self.measured_rounds.has(server_round, 0))
         run.present = run.roster.of_round(grid, self.min_train_nodes)
         run.sent = run.phase_messages(self.phases[0], server_round, [], arrays, dict(config))

@@ -111,6 +111,16 @@ class Run:
         self.strategy.reset()
         self.begun = True
 
+    def state_privacy(self, rounds: int, *, so_far: bool = False) -> None:
+        """Log how the clients' weights are protected in the whole run, or ``so_far`` where its end is not known."""
+        strategy = self.strategy
+        lines = stated_privacy(strategy.config, strategy.phases, strategy.reply_arrays, rounds)
+        if so_far and rounds > 1:
+            # What is not covered stays the same.
+            del lines[-1:]
+        for line in lines:
+            log(INFO, "%s: %s", f"privacy up to round {rounds}" if so_far else "privacy", line)
+
     def execute(
         self,
         grid: Grid,
@@ -130,10 +140,7 @@ class Run:
         nodes = self.roster.wait(grid, strategy.min_available_nodes)
         self.partitions = partitions_of(nodes, self.resumed_partitions, strategy.checkpoint_dir)
         strategy.begin(nodes)
-        for line in stated_privacy(
-            strategy.config, strategy.phases, strategy.reply_arrays, strategy.num_rounds
-        ):
-            log(INFO, "privacy: %s", line)
+        self.state_privacy(strategy.num_rounds)
         with strategy.callbacks.around(RunInfo.of(self, first_round, len(nodes)), result):
             try:
                 for server_round in range(first_round, strategy.num_rounds + 1):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy.typing as npt
 import pytest
 import torch
 from flwr.app import ArrayRecord, Context, RecordDict
+from flwr.serverapp.strategy import Strategy
 from scipy.stats import kstest
 from torch import nn
 
@@ -27,6 +29,7 @@ from flwr_kd.strategies.fedavg import FedAvg, FedAvgClient
 from flwr_kd.strategies.fedproto import FedProto
 from flwr_kd.testing.federation import Federation, blobs, small_model
 from flwr_kd.transport import flower_records
+from flwr_kd.transport.inline_grid import InlineGrid
 from flwr_kd.transport.wire_version import VERSION, WIRE_VERSION
 
 NDArray = npt.NDArray[Any]
@@ -266,6 +269,24 @@ def test_a_run_states_its_privacy(monkeypatch: Any) -> None:
     (line,) = [text for text in flower_info if "dp-noise=4" in text]
     assert "2 updates per client" in line
     assert "epsilon" in line
+
+
+def test_flowers_own_loop_states_its_privacy_so_far(monkeypatch: Any) -> None:
+    flower_info: list[str] = []
+    monkeypatch.setattr(server_run, "log", lambda _, text, *values: flower_info.append(text % values))
+    fed = Federation("fedavg", 3)
+    strategy = fed.strategy("dp-clip=0.5", "dp-noise=4")
+    with closing(InlineGrid(fed.app(), 3)) as grid:
+        Strategy.start(strategy, grid, fed.initial(), num_rounds=3)
+    stated = [text for text in flower_info if text.startswith("privacy")]
+    config, kind = strategy.config, type(strategy)
+    expected = [stated_privacy(config, kind.phases, kind.reply_arrays, rounds) for rounds in (1, 2, 3)]
+    assert stated == [
+        *(f"privacy up to round 1: {line}" for line in expected[0]),
+        f"privacy up to round 2: {expected[1][0]}",
+        f"privacy up to round 3: {expected[2][0]}",
+    ]
+    assert expected[2][0].startswith("3 updates per client with dp-noise=4: epsilon ")
 
 
 def test_what_is_stated_counts_a_leaders_second_update() -> None:
