@@ -37,7 +37,7 @@ from flwr_kd.experiments.data import (
     training_on_device,
 )
 from flwr_kd.experiments.distances import Trajectory
-from flwr_kd.experiments.errors import SimulationError
+from flwr_kd.experiments.errors import AttackError, SimulationError
 from flwr_kd.experiments.evaluation import evaluator
 from flwr_kd.experiments.experiment import Experiment, attacker_ids
 from flwr_kd.experiments.process_pool import BuiltApp, run_processes
@@ -85,6 +85,12 @@ _Backend: TypeAlias = Callable[[ClientApp, Experiment, Callable[[Grid], None]], 
 class _Outcome:
     result: KDResult | None = None
     failure: BaseException | None = None
+    attacked: AttackedGrid | None = None
+
+    def check(self) -> None:
+        """Raise the attack's error: what the server has without the attackers' replies is no result."""
+        if self.attacked is not None:
+            self.attacked.check()
 
 
 def run(
@@ -134,7 +140,7 @@ def run(
     ConfigError, DataError
         If a setting is not allowed; nothing has been run.
     SimulationError
-        If the server failed.
+        If the server failed; an :class:`~flwr_kd.experiments.errors.AttackError` if the attack did.
     """
     experiment = experiment.of(method)
     config = method.config() if config is None else config
@@ -145,6 +151,7 @@ def run(
     folder = None if checkpoint_dir is None else RunFolder(checkpoint_dir)
     if folder is not None and not resume:
         folder.clear()
+    outcome = _Outcome()
     strategy = method.strategy(
         config,
         **server_options(method, experiment),
@@ -157,14 +164,13 @@ def run(
         max_examples=max(len(train) for train, _ in splits),
         aggregation=experiment.aggregation,
         knowledge_aggregation=experiment.knowledge_aggregation,
-        on_round=_noting(folder, on_round),
+        on_round=_noting(folder, on_round, outcome),
         callbacks=Callbacks(callbacks, name=name or method.name, settings=experiment.shared()),
         checkpoint_dir=checkpoint_dir,
         checkpoint_seconds=CHECKPOINT_SECONDS,
         resume=resume,
     )
     initial = ArrayRecord(experiment.build_model().state_dict()) if strategy.sends_weights else ArrayRecord()
-    outcome = _Outcome()
     trajectory = _trajectory(method, experiment, folder)
     measured = method.global_model or averages_models(config)
     evaluate = _evaluate_fn(experiment, bundle if measured else None, trajectory)
@@ -172,17 +178,24 @@ def run(
     attack = None if experiment.attack is None else parse_attack(experiment.attack)
 
     def serve(grid: Grid) -> None:
-        grid = AttackedGrid(grid, attack) if attack is not None and attack.colludes else grid
+        if attack is not None:
+            grid = outcome.attacked = AttackedGrid(grid, attack)
         try:
-            outcome.result = strategy.start(grid, initial, num_rounds=experiment.rounds, evaluate_fn=evaluate)
+            result = strategy.start(grid, initial, num_rounds=experiment.rounds, evaluate_fn=evaluate)
+            outcome.check()
+            outcome.result = result
         except Exception as error:
-            outcome.failure = error
+            # Of a failed attack the strategy may have seen that too few replied, only.
+            failed = None if outcome.attacked is None else outcome.attacked.failure
+            outcome.failure = failed or error
 
     with _state_dir(experiment, folder) as state_dir, deterministic(_cuda_device(experiment)):
         build = functools.partial(build_client, method.name, experiment, state_dir)
         ray = functools.partial(run_ray, method=method.name, state_dir=state_dir)
         backends: dict[str, _Backend] = {"inline": run_inline, "processes": run_processes, "ray": ray}
         backends[chosen_backend(experiment)](BuiltApp(build), experiment, serve)
+    if isinstance(outcome.failure, AttackError):
+        raise AttackError(f"{method.name}: {outcome.failure}") from outcome.failure
     if outcome.result is None:
         reason = outcome.failure or "it ended without a result"
         raise SimulationError(f"{method.name}: the server failed: {reason}") from outcome.failure
@@ -391,14 +404,17 @@ def _state_dir(experiment: Experiment, folder: RunFolder | None) -> Iterator[str
 
 
 def _noting(
-    folder: RunFolder | None, on_round: Callable[[RoundStats], None] | None
-) -> Callable[[RoundStats], None] | None:
-    """Return a function that keeps a round's numbers, and then calls ``on_round``."""
-    if folder is None:
-        return on_round
+    folder: RunFolder | None, on_round: Callable[[RoundStats], None] | None, outcome: _Outcome
+) -> Callable[[RoundStats], None]:
+    """Return a function that keeps a round's numbers, and then calls ``on_round``.
+
+    It raises an attack's error before, so that a run that is resumed repeats the round.
+    """
 
     def note(stats: RoundStats) -> None:
-        folder.add(round_result(stats))
+        outcome.check()
+        if folder is not None:
+            folder.add(round_result(stats))
         if on_round is not None:
             on_round(stats)
 

@@ -118,8 +118,8 @@ class Federation:
     ----------
     models : list of str
         The clients' models, see :func:`small_model`.
-    aggregation : str
-        The rule by which strategies average models.
+    aggregation, knowledge_aggregation : str
+        The rules by which strategies average models, and what clients know.
     pool : ModelPool or None
         Lends the clients their models, built once per process; None builds one for each message.
 
@@ -149,7 +149,8 @@ class Federation:
         self.samples, self.public, self.common, self.counting = samples, public, common, counting
         self.device = torch.device("cpu") if counting is None else DEVICE
         self.pool: ModelPool | None = _POOL
-        self.aggregation, self.message_api = "mean", message_api
+        self.aggregation = self.knowledge_aggregation = "mean"
+        self.message_api = message_api
 
     def client_fn(self, context: Context) -> Any:
         """Return a client, as Flower's ``client_fn``."""
@@ -196,12 +197,13 @@ class Federation:
         return cast(ClientApp, served)
 
     def between(self, grid: Grid) -> Grid:
-        """Return the grid as the server sees it: with attackers between, if they collude."""
-        return AttackedGrid(grid, self.attack) if self.attack is not None and self.attack.colludes else grid
+        """Return the grid as the server sees it, with attackers between."""
+        return grid if self.attack is None else AttackedGrid(grid, self.attack)
 
     def strategy(self, *settings: str, **options: Any) -> KDStrategy[Any, Any]:
         """Return a strategy with hyper-parameters ``name=value``, and options of its constructor."""
-        options = {"min_available_nodes": self.clients, "aggregation": self.aggregation, **options}
+        rules = {"aggregation": self.aggregation, "knowledge_aggregation": self.knowledge_aggregation}
+        options = {"min_available_nodes": self.clients, **rules, **options}
         if self.method.public_at == "server":
             models: dict[str, Any] = {"model": small_model()}
             if self.method.heterogeneous:

@@ -39,8 +39,8 @@ class Case:
         The method.
     variant : str
         A name in the method's ``variants``; empty for the method itself.
-    aggregation : str
-        The rule by which the strategy averages models.
+    aggregation, knowledge : str
+        The rules by which the strategy averages models, and what clients know.
     message_api : bool
         Whether the clients are those of Flower's Message API.
     """
@@ -48,11 +48,13 @@ class Case:
     method_name: str
     variant: str = ""
     aggregation: str = "mean"
+    knowledge: str = "mean"
     message_api: bool = False
 
     def __str__(self) -> str:
         name = f"{self.method_name}, {self.variant}" if self.variant else self.method_name
         name = name if self.aggregation == "mean" else f"{name}, by {self.aggregation}"
+        name = name if self.knowledge == "mean" else f"{name}, knowledge by {self.knowledge}"
         return f"{name}, by messages" if self.message_api else name
 
     @property
@@ -80,7 +82,7 @@ class Case:
         """Return the clients."""
         federation = Federation(self.method_name, CLIENTS)
         federation.models = [self.model] * CLIENTS
-        federation.aggregation = self.aggregation
+        federation.aggregation, federation.knowledge_aggregation = self.aggregation, self.knowledge
         federation.message_api = range(CLIENTS) if self.message_api else ()
         return federation
 

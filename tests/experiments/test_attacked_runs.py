@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,13 @@ from flwr_kd.checks import ConfigError
 from flwr_kd.experiments import data, runner
 from flwr_kd.experiments.attacks import (
     Attack,
+    InnerProduct,
     MaliciousClient,
+    SignFlip,
     draw_attackers,
     parse_attack,
 )
+from flwr_kd.experiments.errors import AttackError
 from flwr_kd.experiments.experiment import Experiment, attacker_ids
 from flwr_kd.experiments.runner import run
 from flwr_kd.server.records import KDResult
@@ -215,6 +219,40 @@ def test_attackers_see_the_same_on_all_backends(name: str) -> None:
     ]
     assert told[0] == told[1]
     assert inline[-1].global_accuracy != honest[-1].global_accuracy
+
+
+@pytest.mark.parametrize(("spec", "kind"), [("sign-flip", SignFlip), ("ipm", InnerProduct)])
+def test_an_attack_that_fails_in_the_last_round_ends_the_run(
+    spec: str, kind: type[Attack], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    experiment = Experiment(**{**SMALL, "rounds": 2}, attack=spec, attackers=1)
+    method, folder = registry.get("fedavg"), tmp_path / "run"
+    whole = run(method, experiment)
+    attack, calls = kind.models, []
+
+    def fail_second(self: Attack, *args: Any, **options: Any) -> Any:
+        calls.append(self)
+        if len(calls) >= 2:
+            raise ZeroDivisionError("no update")
+        return attack(self, *args, **options)
+
+    rounds: list[int] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(kind, "models", fail_second)
+        with pytest.raises(AttackError, match=r"^fedavg: the attack failed: no update$"):
+            run(
+                method,
+                experiment,
+                checkpoint_dir=folder,
+                on_round=lambda stats: rounds.append(stats.server_round),
+            )
+    assert rounds == [1]
+    # The round is repeated, with what it would have given.
+    again = run(method, experiment, checkpoint_dir=folder, resume=True)
+    told = [
+        [(r.local_accuracy, r.train_loss, r.participants) for r in result.rounds] for result in (whole, again)
+    ]
+    assert told[0] == told[1]
 
 
 def test_attackers_are_drawn_by_the_seed() -> None:

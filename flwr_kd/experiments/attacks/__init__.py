@@ -26,6 +26,7 @@ attack                 what is corrupted
 ``lma``                loss-maximising: sure of the class that the honest mean finds least likely
 ``cpa``                class prior: sure of the class least similar to the one that the honest mean finds likeliest
 ``count:N``            the client claims N samples
+``imitate:SHARE``      one honest client's model or soft predictions, with SHARE of poison
 ====================== ===============================================================================
 
 Sources: label flipping, with all of a client's labels turned into the target, and Gaussian noise on the model's
@@ -47,6 +48,7 @@ from __future__ import annotations
 
 from flwr_kd.experiments.attacks.attack import Attack, Crowd
 from flwr_kd.experiments.attacks.attacked_grid import AttackedGrid
+from flwr_kd.experiments.attacks.imitation import Imitation
 from flwr_kd.experiments.attacks.knowledge import (
     PAYLOAD_FIELDS,
     ClaimedCount,
@@ -77,6 +79,7 @@ __all__ = [
     "ClassPrior",
     "Crowd",
     "Gaussian",
+    "Imitation",
     "InnerProduct",
     "LabelFlip",
     "LossMaximizing",

@@ -1,4 +1,4 @@
-"""A grid between the server and clients of which some attack together."""
+"""A grid between the server and clients of which some attack."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 
 from flwr_kd.experiments.attacks.attack import Attack, Crowd
-from flwr_kd.experiments.attacks.malicious_client import ATTACKER, generator
-from flwr_kd.experiments.errors import SimulationError
-from flwr_kd.text import first_line
+from flwr_kd.experiments.attacks.malicious_client import ATTACKER, attacking, generator
+from flwr_kd.experiments.errors import AttackError
 from flwr_kd.transport import flower_records
-from flwr_kd.transport.delivery import BoundedGrid
+from flwr_kd.transport.delivery import BoundedGrid, reason_of
 from flwr_kd.transport.flower_records import layout_of
 from flwr_kd.transport.npy import as_record_array, read_array
 from flwr_kd.transport.payload import PayloadError
@@ -42,9 +41,10 @@ class _Phase:
 
 
 class AttackedGrid(Grid):
-    """A grid whose malicious clients see what the honest ones send in a phase, before they send anything.
+    """A grid with malicious clients: it notices an attack that fails, and shows the honest replies to some attacks.
 
-    It stands for clients that talk to each other: an attacker's reply is held back until those of all other clients
+    If the attack colludes, its clients see what the honest ones send in a phase, before they send anything. This
+    stands for clients that talk to each other: an attacker's reply is held back until those of all other clients
     of the phase are there, then corrupted, and given out. If a client does not reply, the attackers do not either.
     Everything else passes. The honest replies of one phase stay in memory until it ends.
 
@@ -53,13 +53,18 @@ class AttackedGrid(Grid):
     grid : Grid
         The one that reaches the clients, among them :class:`MaliciousClient` with the same attack.
     attack : Attack
-        One that colludes.
+        The attack.
+
+    Attributes
+    ----------
+    failure : AttackError or None
+        The first error of the attack. A server takes it for a reply that is broken, so that it shows only here.
     """
 
     def __init__(self, grid: Grid, attack: Attack) -> None:
         self._grid, self._attack = grid, attack
         self._phases: dict[str, _Phase] = {}
-        self._failure: Exception | None = None
+        self.failure: AttackError | None = None
 
     def set_run(self, *args: Any, **options: Any) -> None:
         """Pass it on."""
@@ -69,6 +74,22 @@ class AttackedGrid(Grid):
     def run(self) -> Any:
         """The grid's run."""
         return self._grid.run
+
+    @property
+    def complete(self) -> bool:
+        """Whether all nodes are connected, if the grid knows."""
+        return bool(getattr(self._grid, "complete", False))
+
+    def check(self) -> None:
+        """Raise what the attack has raised.
+
+        Raises
+        ------
+        AttackError
+            If it failed.
+        """
+        if self.failure is not None:
+            raise self.failure
 
     def bound(self, seconds: float) -> None:
         """Set how long a node may work on each message, where the grid bounds that."""
@@ -88,17 +109,16 @@ class AttackedGrid(Grid):
 
         Raises
         ------
-        SimulationError
-            If the attack failed in the phase before: the server takes what it raised for a reply that is broken.
+        AttackError
+            If the attack has failed.
         """
-        if self._failure is not None:
-            raise SimulationError(f"the attack failed: {first_line(self._failure)}") from self._failure
+        self.check()
         messages = list(messages)
         ids = list(self._grid.push_messages(messages))
         asked = {
             message_id: message
             for message_id, message in zip(ids, messages, strict=True)
-            if message_id and message.metadata.message_type == "train"
+            if message_id and message.metadata.message_type == "train" and self._attack.colludes
         }
         phase = _Phase(asked)
         self._phases = dict.fromkeys(asked, phase) if asked else self._phases
@@ -109,6 +129,7 @@ class AttackedGrid(Grid):
         wanted = list(message_ids)
         plain = [message_id for message_id in wanted if message_id not in self._phases]
         replies = list(self._grid.pull_messages(plain)) if plain else []
+        self._note_failure(replies)
         for message_id in wanted:
             phase = self._phases.get(message_id)
             if phase is not None:
@@ -130,10 +151,12 @@ class AttackedGrid(Grid):
                 self._fetch(phase, other, quiet=True)
             if phase.open:
                 return []
+            self.check()
             try:
-                self._corrupt(phase)
-            except Exception as error:
-                self._failure = error
+                with attacking():
+                    self._corrupt(phase)
+            except AttackError as error:
+                self.failure = error
                 raise
         answer = phase.answers.get(message_id)
         return [] if answer is None else [answer]
@@ -145,6 +168,7 @@ class AttackedGrid(Grid):
             if not quiet:
                 raise
             return
+        self._note_failure(replies)
         for reply in replies:
             if reply.metadata.reply_to_message_id != message_id:
                 continue
@@ -154,6 +178,13 @@ class AttackedGrid(Grid):
                     phase.attackers[message_id] = reply
                 else:
                     phase.honest += _honest(reply)
+
+    def _note_failure(self, replies: Iterable[Message]) -> None:
+        for reply in replies:
+            # Another process or machine: what is left of the error is its text.
+            if reply.has_error() and AttackError.__name__ in (reply.error.reason or ""):
+                told = reason_of(reply.error)
+                self.failure = self.failure or AttackError(told.partition("AttackError: ")[2] or told)
 
     def _corrupt(self, phase: _Phase) -> None:
         """Replace what the attackers of a complete phase send."""

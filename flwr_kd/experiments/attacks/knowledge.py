@@ -20,8 +20,10 @@ __all__ = [
     "ClaimedCount",
     "ClassPrior",
     "LossMaximizing",
+    "OnFields",
     "SwappedPrototypes",
     "WrongKnowledge",
+    "decoded",
     "least_likely",
     "least_similar",
 ]
@@ -39,7 +41,7 @@ _SURE_LOGIT = 10.0
 """Least distance from 0 of an attacker's logits, at which one class has nearly all of the probability."""
 
 
-class _OnFields(Attack):
+class OnFields(Attack):
     """Base of attacks on fields of the messages."""
 
     @property
@@ -72,7 +74,7 @@ class _OnFields(Attack):
 
 
 @dataclass(frozen=True)
-class WrongKnowledge(_OnFields):
+class WrongKnowledge(OnFields):
     """Wrong knowledge that the receiver accepts, in a message of the same form.
 
     Predictions and logits are rolled, so that each class gets the value of the one before. Prototypes,
@@ -109,7 +111,7 @@ class WrongKnowledge(_OnFields):
 
 
 @dataclass(frozen=True)
-class SwappedPrototypes(_OnFields):
+class SwappedPrototypes(OnFields):
     """Each class that the client has gets the mean of the next one: valid values of the right size, all wrong."""
 
     @property
@@ -128,7 +130,7 @@ class SwappedPrototypes(_OnFields):
         return np.roll(arrays[name], 1, axis=0)
 
 
-class _OnPredictions(_OnFields):
+class _OnPredictions(OnFields):
     """Base of attacks that are sure of a wrong class, which the honest clients' mean chooses."""
 
     colludes: ClassVar[bool] = True
@@ -246,14 +248,14 @@ def _honest_mean(
     Where nobody else knows a row it is the attacker's own. Rows are of classes, if the message names them, of the
     client's own samples, if it numbers those, and otherwise of the same samples for all.
     """
-    own = _decoded(arrays[name])
+    own = decoded(arrays[name])
     if "index" in arrays:
         return own
     total, known = np.zeros_like(own), np.zeros(len(own))
     for other in others:
         if name not in other or other[name].shape[1:] != own.shape[1:]:
             continue
-        rows = _decoded(other[name])
+        rows = decoded(other[name])
         if "classes" in arrays:
             _, places, theirs = np.intersect1d(_classes(arrays), _classes(other), return_indices=True)
             total[places], known[places] = total[places] + rows[theirs], known[places] + 1
@@ -267,7 +269,7 @@ def _classes(arrays: Mapping[str, NDArray]) -> npt.NDArray[np.int64]:
     return np.flatnonzero(np.unpackbits(arrays["classes"], bitorder="little"))
 
 
-def _decoded(array: NDArray) -> npt.NDArray[np.float64]:
+def decoded(array: NDArray) -> npt.NDArray[np.float64]:
     """Return predictions as numbers; codes of 8 bits are shares of each row's largest value."""
     values = array.astype(np.float64)
     return values / values.sum(axis=1, keepdims=True) if array.dtype == np.uint8 else values

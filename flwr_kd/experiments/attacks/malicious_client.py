@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,12 @@ import numpy.typing as npt
 from flwr_kd.client.numpy_client import NumPyClient
 from flwr_kd.experiments.attacks.attack import Attack
 from flwr_kd.experiments.attacks.texts import parse_attack
+from flwr_kd.experiments.errors import AttackError
 from flwr_kd.seeding import numpy_generator
+from flwr_kd.text import first_line
 from flwr_kd.transport import flower_records
 
-__all__ = ["ATTACKER", "MaliciousClient", "generator"]
+__all__ = ["ATTACKER", "MaliciousClient", "attacking", "generator"]
 
 NDArray = npt.NDArray[Any]
 Scalar = bool | int | float | str | bytes
@@ -29,7 +32,7 @@ class MaliciousClient(NumPyClient):
     Random draws come from (seed, "attack", round, partition, phase), where seed, round and phase are in the
     server's config. The honest client's training set must be the one that :meth:`Attack.poison` returned. An attack
     that colludes needs an :class:`~flwr_kd.experiments.attacks.AttackedGrid` at the server; without one, the
-    replies are honest.
+    replies are honest. What an attack raises is raised as an :class:`~flwr_kd.experiments.errors.AttackError`.
 
     Parameters
     ----------
@@ -55,7 +58,9 @@ class MaliciousClient(NumPyClient):
         """Reply to the handshake as the honest client does, but for the number of samples."""
         properties = self.client.get_properties(config)
         if "num-examples" in properties:
-            properties = {**properties, "num-examples": self.attack.claimed(int(properties["num-examples"]))}
+            with attacking():
+                claimed = self.attack.claimed(int(properties["num-examples"]))
+            properties = {**properties, "num-examples": claimed}
         return properties
 
     def get_parameters(self, config: dict[str, Scalar]) -> list[NDArray]:
@@ -69,14 +74,15 @@ class MaliciousClient(NumPyClient):
         # A client may train in the arrays it was given.
         received = [array.copy() for array in parameters]
         arrays, num_examples, metrics = self.client.fit(parameters, config)
-        claimed = self.attack.claimed(num_examples)
-        if self.attack.colludes:
-            return arrays, claimed, {**metrics, ATTACKER: self.partition}
-        names = json.loads(str(config.get(flower_records.NAMES, "[]")))
-        arrays = self.attack.models(arrays, received, names, generator(config, self.partition))
-        payload = metrics.get(flower_records.PAYLOAD)
-        if isinstance(payload, bytes):
-            metrics = {**metrics, flower_records.PAYLOAD: self.attack.knowledge(payload, num_examples)}
+        with attacking():
+            claimed = self.attack.claimed(num_examples)
+            if self.attack.colludes:
+                return arrays, claimed, {**metrics, ATTACKER: self.partition}
+            names = json.loads(str(config.get(flower_records.NAMES, "[]")))
+            arrays = self.attack.models(arrays, received, names, generator(config, self.partition))
+            payload = metrics.get(flower_records.PAYLOAD)
+            if isinstance(payload, bytes):
+                metrics = {**metrics, flower_records.PAYLOAD: self.attack.knowledge(payload, num_examples)}
         return arrays, claimed, metrics
 
     def evaluate(
@@ -84,6 +90,15 @@ class MaliciousClient(NumPyClient):
     ) -> tuple[float, int, dict[str, Scalar]]:
         """Evaluate as the honest client does."""
         return self.client.evaluate(parameters, config)
+
+
+@contextmanager
+def attacking() -> Iterator[None]:
+    """Raise what an attack raises as an :class:`AttackError`, which a grid tells from a client's own errors."""
+    try:
+        yield
+    except Exception as error:
+        raise AttackError(f"the attack failed: {first_line(error)}") from error
 
 
 def generator(config: Mapping[str, Any], partition: int) -> np.random.Generator:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from flwr_kd.checks import ConfigError, read_number, read_whole_number, whole_number
 from flwr_kd.experiments.attacks.attack import Attack
+from flwr_kd.experiments.attacks.imitation import Imitation
 from flwr_kd.experiments.attacks.knowledge import (
     PAYLOAD_FIELDS,
     ClaimedCount,
@@ -65,6 +66,10 @@ def _count(spec: str, value: str | None) -> Attack:
     return ClaimedCount(read_whole_number(f"attack {spec!r}: N", value or "", 1, 2**53))
 
 
+def _imitate(spec: str, value: str | None) -> Attack:
+    return Imitation(read_number(f"attack {spec!r}: SHARE", value or "", 0, 1, open_low=True))
+
+
 _Reader = Callable[[str, str | None], Attack]
 _READERS: dict[str, tuple[tuple[str, ...], _Reader]] = {
     "label-flip": (("label-flip[:TARGET]", "label-flip:permute"), _label_flip),
@@ -79,6 +84,7 @@ _READERS: dict[str, tuple[tuple[str, ...], _Reader]] = {
     "lma": (("lma",), _plain(LossMaximizing)),
     "cpa": (("cpa",), _plain(ClassPrior)),
     "count": (("count:N",), _count),
+    "imitate": (("imitate:SHARE",), _imitate),
 }
 ATTACKS = tuple(form for forms, _ in _READERS.values() for form in forms)
 """The forms that :func:`parse_attack` takes."""
@@ -96,8 +102,8 @@ def parse_attack(spec: str) -> Attack:
     ------
     ConfigError
         If the name is unknown, or what follows the colon is not allowed: a TARGET that is no whole number from
-        0, an N that is none from 1, a SIGMA, SCALE, Z or EPSILON that is not a finite number above 0, a KIND that
-        is none of the three.
+        0, an N that is none from 1, a SIGMA, SCALE Z or EPSILON that is not a finite number above 0, a SHARE
+        that is not above 0 and at most 1, a KIND that is none of the three.
 
     Examples
     --------

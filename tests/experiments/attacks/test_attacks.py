@@ -73,7 +73,7 @@ def test_texts(spec: str, attack: Attack) -> None:
     ("spec", "text"),
     [
         ("gausian:1", r"unknown attack 'gausian' \(did you mean 'gaussian'\?\); valid: label-flip, gaussian, "
-         r"sign-flip, scale, alie, ipm, nan, payload, prototype-swap, lma, cpa, count, in the forms "
+         r"sign-flip, scale, alie, ipm, nan, payload, prototype-swap, lma, cpa, count, imitate, in the forms "
          r"label-flip\[:TARGET\], label-flip:permute, gaussian:SIGMA"),
         ("", "unknown attack ''"),
         (None, "attack must be one of label-flip.*, got None"),

@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from scipy.stats import norm
 
+from flwr_kd import registry
 from flwr_kd.checks import ConfigError
 from flwr_kd.experiments.attacks import (
     ALittleIsEnough,
@@ -23,11 +24,12 @@ from flwr_kd.experiments.attacks import (
     InnerProduct,
     LossMaximizing,
     MaliciousClient,
+    SignFlip,
     parse_attack,
 )
 from flwr_kd.experiments.attacks.malicious_client import ATTACKER
 from flwr_kd.experiments.attacks.models import largest_unseen
-from flwr_kd.experiments.errors import SimulationError
+from flwr_kd.experiments.errors import AttackError
 from flwr_kd.experiments.experiment import Experiment
 from flwr_kd.public_data.messages import SoftPredictions
 from flwr_kd.strategies.fedavg import FedAvgClient
@@ -142,6 +144,48 @@ def test_sure_of_the_least_similar_class() -> None:
             if other != top
         }
         assert told.tolist() == np.eye(4)[min(covariances, key=covariances.__getitem__)].tolist()
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5])
+def test_an_imitation_is_the_first_honest_model_with_noise(share: float) -> None:
+    attack = parse_attack(f"imitate:{share}")
+    large = [[np.linspace(-1, k + 1, 4000, dtype=np.float32), np.array(k)] for k in range(3)]
+    own = [np.ones(4000, np.float32), np.array(9)]
+    sent = attack.models(own, [], ("weight", "steps"), rng(), Crowd(large, [], 2))
+    noise = np.float64(sent[0]) - large[0][0]
+    assert noise.std() == pytest.approx(share * large[0][0].std(), rel=0.05)
+    assert abs(noise.mean()) < 0.1 * share
+    assert sent[1] == 9
+    alone = attack.models(own, [], ("weight", "steps"), rng(), Crowd([], [], 2))
+    assert np.array_equal(alone[0], own[0])
+
+
+def test_an_imitated_prediction_is_the_victims_with_some_of_a_wrong_class() -> None:
+    others = [predictions([[0.6, 0.3, 0.1], [0.2, 0.2, 0.6]]), predictions([[0.0, 1.0, 0.0]] * 2)]
+    own = predictions([[0.0, 0.0, 1.0], [1.0, 0.0, 0.0]])
+    attack = parse_attack("imitate:0.2")
+    told = SoftPredictions.from_bytes(attack.knowledge(own, 5, crowd(1, others))).predictions
+    assert told == pytest.approx(np.float32([[0.48, 0.24, 0.28], [0.36, 0.16, 0.48]]))
+    alone = SoftPredictions.from_bytes(attack.knowledge(own, 5)).predictions
+    assert alone == pytest.approx(np.float32([[0.2, 0.0, 0.8], [0.8, 0.2, 0.0]]))
+    codes = [predictions([[255, 51, 0]], np.uint8)]  # type: ignore[arg-type]
+    own = predictions([[0, 0, 255]], np.uint8)  # type: ignore[arg-type]
+    told = SoftPredictions.from_bytes(attack.knowledge(own, 5, crowd(1, codes))).predictions
+    # 5/6, 1/6 and 0 become 4/6, 0.8/6 and 1.2/6.
+    assert told.tolist() == [[255, 51, 76]]
+
+
+def test_an_imitation_needs_a_victim_and_a_share() -> None:
+    with pytest.raises(
+        ConfigError, match="attack 'imitate' needs at least 1 honest client, got 3 attackers of 3"
+    ):
+        Experiment(clients=3, attack="imitate:0.5", attackers=3)
+    for wrong in ("imitate", "imitate:0", "imitate:1.5", "imitate:x"):
+        with pytest.raises(ConfigError, match=r"SHARE must be in \(0, 1\]"):
+            parse_attack(wrong)
+    kinds = ("fedavg", "fedmd", "fedproto", "fedgkt", "fedhkd")
+    concerned = {name: parse_attack("imitate:0.5").concerns(registry.get(name).strategy) for name in kinds}
+    assert concerned == {"fedavg": True, "fedmd": True, "fedproto": False, "fedgkt": False, "fedhkd": True}
 
 
 def test_rows_of_classes_are_matched_by_class() -> None:
@@ -302,9 +346,38 @@ def test_an_attack_that_fails_ends_the_run() -> None:
     question = train(1)
     (asked,) = grid.push_messages([question])
     shelf.ready[asked] = reply_to(question, np.float32([9, 9, 9]), attacker=0)
-    with pytest.raises(ZeroDivisionError):
-        grid.pull_messages([asked])
-    with pytest.raises(SimulationError, match="the attack failed: no honest client"):
+    # A server tries to fetch a reply several times.
+    for _ in range(2):
+        with pytest.raises(AttackError, match="the attack failed: no honest client"):
+            grid.pull_messages([asked])
+    for seen in (lambda: grid.push_messages([train(1)]), grid.check):
+        with pytest.raises(AttackError, match="the attack failed: no honest client"):
+            seen()
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "{AttackError}:<'the attack failed: no honest client'>",
+        "<class 'ray.exceptions.RayTaskError'>:<'ray::fit()\nTraceback ...\n"
+        "flwr_kd.experiments.errors.AttackError: the attack failed: no honest client'>",
+    ],
+)
+@pytest.mark.parametrize("attack", [SignFlip(), InnerProduct(1.0)])
+def test_an_attack_that_fails_at_a_client_ends_the_run(attack: Attack, reason: str) -> None:
+    shelf = Shelf()
+    grid = AttackedGrid(shelf, attack)
+    questions = [train(1), train(2)]
+    first, second = grid.push_messages(questions)
+    other = Error(2, "<class 'ValueError'>:<'no room'>")
+    shelf.ready[first] = Message(other, reply_to=questions[0])
+    (told,) = grid.pull_messages([first])
+    assert told.error.reason == other.reason
+    grid.check()
+    text = reason.replace("{AttackError}", str(AttackError))
+    shelf.ready[second] = Message(Error(2, text), reply_to=questions[1])
+    assert len(list(grid.pull_messages([second]))) == 1
+    with pytest.raises(AttackError, match=r"^the attack failed: no honest client$"):
         grid.push_messages([train(1)])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from flwr.app import Context, RecordDict
 from flwr.client import NumPyClient
@@ -14,6 +15,7 @@ from flwr_kd.experiments.attacks import (
     MaliciousClient,
     SignFlip,
 )
+from flwr_kd.experiments.errors import AttackError
 from flwr_kd.strategies.fedavg import FedAvgClient
 from flwr_kd.strategies.fedproto import FedProtoClient
 from flwr_kd.transport import flower_records
@@ -80,6 +82,29 @@ def test_a_users_own_client_can_be_wrapped() -> None:
     arrays, count, metrics = MaliciousClient(Theirs(), SignFlip()).fit([np.array([1.0, 5.0])], {})
     assert [a.tolist() for a in arrays] == [[0.0, 4.0]]
     assert (count, metrics) == (4, {"payload": "no bytes", "loss": 0.5})
+
+
+def test_an_attacks_error_is_told_from_the_clients_own() -> None:
+    class Broken(SignFlip):
+        def change(self, *args: Any) -> Any:
+            raise ZeroDivisionError("no update")
+
+        def claimed(self, num_examples: int) -> int:
+            if num_examples == 5:
+                raise KeyError("count")
+            return num_examples
+
+    class Client(Theirs):
+        def get_properties(self, config: Any) -> Any:
+            return {"num-examples": 5}
+
+    client = MaliciousClient(Client(), Broken())
+    with pytest.raises(AttackError, match="the attack failed: no update"):
+        client.fit([np.ones(2)], {})
+    with pytest.raises(AttackError, match="the attack failed: 'count'"):
+        client.get_properties({})
+    with pytest.raises(IndexError):
+        client.fit([], {})
 
 
 def test_noise_depends_on_seed_round_partition_and_phase() -> None:

@@ -19,13 +19,30 @@ from flwr_kd.strategies.dafkd import teacher_logits
 from flwr_kd.strategies.fedgkt.messages import ClientFeatures
 from flwr_kd.strategies.fedhkd import Knowledge, aggregate_knowledge
 from flwr_kd.strategies.fedproto import aggregate_means
+from flwr_kd.testing import CHECKS
 from flwr_kd.testing.faults import Fault
 from flwr_kd.testing.federation import Federation, numbers, quiet
+from flwr_kd.testing.recording import Case
 from flwr_kd.wording import Interface, speaking
 
 MEDIAN = Rule("median")
 WITH = [name for name, method in registry.methods().items() if method.strategy.averages_knowledge]
 WITHOUT = [name for name in registry.methods() if name not in WITH]
+
+
+RULES = ["median", "trimmed-mean:0.25"]
+KINDS = ["fedproto", "fedhkd", "fedmd", "ktpfl", "feddf", "dafkd", "fedgkt"]
+"""A method of each kind of knowledge, and of each way in which it is averaged."""
+CHECKED = [
+    "a-client-fails-raise",
+    "garbage-fewer-arrays",
+    "garbage-random-payload",
+    "all-clients-fail-raise",
+    "same-seed-same-numbers",
+    "a-resumed-run-equals-an-uninterrupted-one",
+    "memory-of-an-honest-reply",
+]
+"""Checks whose result a rule could change."""
 
 
 def values(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -202,6 +219,26 @@ def test_a_method_runs_and_is_resumed_with_a_rule(name: str, tmp_path: Any) -> N
     Federation(name).run(rounds=1, checkpoint_dir=tmp_path, **options)
     _, resumed = Federation(name).run(rounds=2, checkpoint_dir=tmp_path, resume=True, **options)
     assert numbers(resumed)[-len(result.arrays) :] == numbers(result)[-len(result.arrays) :]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("name", KINDS)
+def test_the_shared_checks_hold_with_a_rule(name: str, rule: str) -> None:
+    case = Case(name, knowledge=rule)
+    for check in CHECKED:
+        if CHECKS[check].applies(case.method):
+            CHECKS[check](case, mutations=30)
+
+
+@pytest.mark.fuzz
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("check", ["aggregations-of-mutated-replies", "payloads-that-lie"])
+def test_mutated_replies_do_no_harm(check: str, name: str, rule: str, mutations: int) -> None:
+    case = Case(name, knowledge=rule)
+    if CHECKS[check].applies(case.method):
+        CHECKS[check](case, mutations=mutations)
 
 
 def test_one_lying_client_does_not_move_the_prototypes() -> None:
