@@ -6,6 +6,7 @@ NeurIPS 2020, in the form of FedDKC (Wu et al., ACM TIST 2022), whose equation n
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,7 +19,9 @@ from torch.nn import functional as F
 from flwr_kd.learning.losses import kl_divergence
 from flwr_kd.transport.payload import PayloadError
 
-__all__ = ["FeatureRows", "check_index", "in_sample_order", "transfer_loss"]
+__all__ = ["FeatureRows", "check_index", "contradicts", "in_sample_order", "transfer_loss"]
+
+_ROUNDING = 1e-9
 
 
 def transfer_loss(logits: Tensor, labels: Tensor, teacher: Tensor | None, beta: float) -> Tensor:
@@ -56,6 +59,35 @@ def transfer_loss(logits: Tensor, labels: Tensor, teacher: Tensor | None, beta: 
     """
     loss = F.cross_entropy(logits, labels)
     return loss if teacher is None or beta == 0 else loss + beta * kl_divergence(teacher, logits)
+
+
+def contradicts(logits: Tensor, labels: Tensor) -> Tensor:
+    r"""Return whose knowledge says less of the label than none: :math:`p_y < 1 / C`.
+
+    The client has trained on the label, and the server has it too. Logits by which the label is less likely than by
+    chance teach the opposite of it.
+
+    Parameters
+    ----------
+    logits : Tensor
+        ``[N, C]``, finite.
+    labels : Tensor
+        ``[N]``.
+
+    Returns
+    -------
+    Tensor
+        ``[N]`` bool. Logits that are all alike contradict nothing.
+
+    Examples
+    --------
+    >>> logits = torch.tensor([[0.0, 0.0, 0.0], [9.0, -9.0, -9.0], [1.0, 0.9, -9.0]])
+    >>> contradicts(logits, torch.tensor([2, 1, 1])).tolist()
+    [False, True, False]
+    """
+    exact = logits.double()
+    likelihood = exact.gather(1, labels[:, None])[:, 0] - exact.logsumexp(dim=1)
+    return likelihood < -math.log(logits.shape[1]) - _ROUNDING
 
 
 def check_index(index: npt.NDArray[np.int64], what: str = "index") -> None:

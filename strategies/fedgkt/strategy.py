@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from logging import WARNING
 from typing import Any, ClassVar, Generic
 
@@ -25,7 +24,6 @@ from flwr_kd.learning.weights import by_prefix, check_finite_weights, get_weight
 from flwr_kd.models import build_predictor, count_parameters
 from flwr_kd.models.given import check_dtypes, floating_dtype, plain_model
 from flwr_kd.seeding import derive_seed, forked_global_rng, numpy_generator, torch_generator
-from flwr_kd.server.aggregation import outlying_rows
 from flwr_kd.server.records import NDArray, Node, Outgoing, Reply
 from flwr_kd.server.strategy import KDStrategy
 from flwr_kd.text import first_line
@@ -35,6 +33,7 @@ from flwr_kd.transport.template import ArrayTemplate
 from .config import FedGKTConfig, FedGKTConfigT
 from .functional import FeatureRows, in_sample_order, transfer_loss
 from .messages import ClientFeatures, ServerLogits, features_size, unpack_logits
+from .robust import LeftOut
 
 _LARGEST_DEFAULT = 2**17
 
@@ -97,7 +96,7 @@ class FedGKT(KDStrategy[FedGKTConfigT, ClientFeatures], Generic[FedGKTConfigT]):
         self._tried: dict[tuple[tuple[int, ...], int], str] = {}
         self._trained = False
         self.logits: dict[int, NDArray] = {}
-        self._outlying: dict[int, Tensor] = {}
+        self._left_out = LeftOut([], 0)
 
     # ------------------------------------------------------------------ hooks
 
@@ -174,7 +173,7 @@ class FedGKT(KDStrategy[FedGKTConfigT, ClientFeatures], Generic[FedGKTConfigT]):
         together, then compute all logits.
         """
         replies = list(replies)
-        self._outlying = {} if self.knowledge_rule.is_mean else self._outlying_rows(replies)
+        self._left_out = LeftOut([] if self.knowledge_rule.is_mean else replies, server_round)
         model = self.predictor_for(replies[0].node)
         seed = derive_seed(self.seed, "server", server_round)
         order = numpy_generator(seed, "clients").permutation(len(replies))
@@ -241,7 +240,7 @@ class FedGKT(KDStrategy[FedGKTConfigT, ClientFeatures], Generic[FedGKTConfigT]):
 
     def _learned(self, reply: Reply[ClientFeatures], server_round: int) -> Tensor:
         """Return what the server learns from: a client's knowledge ``[N, C]``, or what replaces it as a control."""
-        targets = self.targets(unpack_logits(reply.payload))
+        targets = self._left_out.without_contradictions(self.targets(unpack_logits(reply.payload)), reply)
         draw = torch_generator(self.seed, "server-knowledge", server_round, reply.node.key)
         uniform = 1 / targets.shape[1]
         return controlled(targets, self.config.server_knowledge, draw, uniform=uniform)
@@ -307,7 +306,7 @@ class FedGKT(KDStrategy[FedGKTConfigT, ClientFeatures], Generic[FedGKTConfigT]):
         usable = list(group)
         while usable:
             before = {name: value.clone() for name, value in model.state_dict().items()}
-            training = [kept for reply in usable if (kept := self._within_range(reply)) is not None]
+            training = [kept for reply in usable if (kept := self._left_out.of(reply)) is not None]
             if not training:
                 return
             try:
@@ -323,39 +322,6 @@ class FedGKT(KDStrategy[FedGKTConfigT, ClientFeatures], Generic[FedGKTConfigT]):
             for reply, logits in zip(usable, predictions, strict=True):
                 self.logits[reply.node.key] = in_sample_order(logits, reply.payload.index)
             return
-
-    def _outlying_rows(self, replies: Sequence[Reply[ClientFeatures]]) -> dict[int, Tensor]:
-        """Return by client which rows are outside a robust range of the others', and warn of them."""
-        features = outlying_rows(
-            [torch.from_numpy(reply.payload.features.astype(np.float32)) for reply in replies]
-        )
-        logits = outlying_rows([unpack_logits(reply.payload) for reply in replies])
-        outlying = {}
-        for reply, one, other in zip(replies, features, logits, strict=True):
-            both = outlying[reply.node.key] = one | other
-            if bool(both.any()):
-                log(
-                    WARNING,
-                    "round %d: %d of %d rows of %s are far from the other clients', and are left out",
-                    self.stats.server_round,
-                    int(both.sum()),
-                    len(both),
-                    reply.node,
-                )
-        return outlying
-
-    def _within_range(self, reply: Reply[ClientFeatures]) -> Reply[ClientFeatures] | None:
-        """Return a reply without its outlying rows; None if there are no others."""
-        outlying = self._outlying.get(reply.node.key)
-        if outlying is None or not bool(outlying.any()):
-            return reply
-        keep, message = ~outlying.numpy(), reply.payload
-        if not keep.any():
-            return None
-        rows = {name: getattr(message, name)[keep] for name in ("features", "logits", "labels")}
-        # A message numbers the samples that it has from 0; the predictor's training uses no numbers.
-        rows["index"] = message.index[keep].argsort().argsort()
-        return replace(reply, payload=replace(message, **rows))
 
     def train_predictor(
         self,

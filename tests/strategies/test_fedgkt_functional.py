@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from feature_rounds import CLASSES, FEATURES, features
 from flwr_kd.strategies.fedgkt import (
     transfer_loss,
 )
-from flwr_kd.strategies.fedgkt.functional import check_index, in_sample_order
+from flwr_kd.strategies.fedgkt.functional import check_index, contradicts, in_sample_order
 from flwr_kd.strategies.fedgkt.messages import pack_features
 from flwr_kd.transport.payload import PayloadError
 
@@ -52,6 +53,20 @@ def test_an_index_with_gaps_or_duplicates_is_refused(index: list[int], message: 
 
 def test_an_empty_index_is_none_of_no_samples() -> None:
     check_index(np.array([], dtype=np.int64))
+
+
+def test_knowledge_contradicts_a_label_that_it_finds_less_likely_than_chance() -> None:
+    draw = np.random.default_rng(0)
+    logits, labels = draw.normal(0, 3, (200, 5)), draw.integers(0, 5, 200)
+    expected = []
+    for row, label in zip(logits.tolist(), labels.tolist(), strict=True):
+        weights = [math.exp(value) for value in row]
+        expected.append(weights[label] / sum(weights) < 1 / 5)
+    assert contradicts(torch.from_numpy(logits), torch.from_numpy(labels)).tolist() == expected
+    assert 100 < sum(expected) < 190
+    # What knows nothing contradicts nothing, however large it is.
+    alike = torch.tensor([[0.1] * 7, [-1e4] * 7, [3e4] * 7], dtype=torch.float32)
+    assert not contradicts(alike, torch.tensor([0, 3, 6])).any()
 
 
 def test_rows_go_to_their_samples() -> None:

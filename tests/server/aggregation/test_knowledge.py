@@ -284,6 +284,45 @@ def test_features_out_of_range_are_left_out_with_a_warning(name: str, flower_log
     }
 
 
+@pytest.mark.parametrize("name", ["fedgkt", "feddkc-kkr"])
+def test_logits_against_the_labels_teach_nothing(name: str) -> None:
+    """What the server learns does not depend on them, while the rows' features and labels count."""
+
+    def run(change: Any) -> tuple[dict[str, np.ndarray], list[str]]:
+        def garble(content: RecordDict) -> None:
+            if (metrics := content.config_records.get("fitres.metrics")) is not None:
+                told = ClientFeatures.from_bytes(metrics["payload"])
+                metrics["payload"] = change(told).to_bytes()
+
+        faults = {1: Fault("garbage", garble=garble)}
+        with quiet() as lines:
+            strategy, _ = Federation(name, 5).run(
+                rounds=1, knowledge_aggregation="median", grid={"faults": faults}
+            )
+        return strategy.state_arrays(), [line for line in lines if "have logits against their labels" in line]
+
+    def wrong(steps: int) -> Any:
+        def change(told: ClientFeatures) -> ClientFeatures:
+            return replace(told, logits=np.eye(4, dtype=np.float32)[(told.labels + steps) % 4])
+
+        return change
+
+    def other_labels(told: ClientFeatures) -> ClientFeatures:
+        moved = replace(told, labels=(told.labels + 1) % 4)
+        return wrong(1)(moved)
+
+    (first, lines), (second, _), (third, _), (right, none) = (
+        run(change) for change in (wrong(1), wrong(2), other_labels, wrong(0))
+    )
+    assert none == []
+    (line,) = lines
+    assert "round 1: 25 of 25 rows of node" in line
+    assert "(partition 1)" in line
+    assert all(np.array_equal(first[key], second[key]) for key in first)
+    for other in (third, right):
+        assert any(not np.array_equal(first[key], other[key]) for key in first if key.startswith("server"))
+
+
 @pytest.mark.parametrize("name", ["fedgkt", "feddkc-skr"])
 def test_some_rows_out_of_range_cost_these_rows_only(name: str, flower_log: list[str]) -> None:
     def garble(content: RecordDict) -> None:
