@@ -520,14 +520,19 @@ def printed(name: str) -> str:
     return "```text\n" + "\n\n".join(printed) + "\n```"
 
 
-def robustness(attackers: str) -> str:
+def robustness(attackers: str, data: str = "digits") -> str:
     """Return what attacks leave of each method, and what its best defence saves."""
-    return markdown(*robustness_tables.summary(RESULTS / "robustness", int(attackers)))
+    return markdown(*robustness_tables.summary(RESULTS / "robustness", int(attackers), data))
 
 
-def robustness_methods(attackers: str) -> str:
+def robustness_imitation(attackers: str) -> str:
+    """Return what an attacker costs that looks like a client."""
+    return markdown(*robustness_tables.imitation(RESULTS / "robustness", int(attackers)))
+
+
+def robustness_methods(attackers: str, data: str = "digits") -> str:
     """Return a table of attacks and defences for each method."""
-    tables = robustness_tables.details(RESULTS / "robustness", int(attackers))
+    tables = robustness_tables.details(RESULTS / "robustness", int(attackers), data)
     return "\n\n".join(f"**`{name}`**\n\n{markdown(header, rows)}" for name, header, rows in tables)
 
 
@@ -561,6 +566,7 @@ TABLES: dict[str, Callable[..., str]] = {
     "grid": grid,
     "made-with": made_with,
     "robustness": robustness,
+    "robustness-imitation": robustness_imitation,
     "robustness-methods": robustness_methods,
     "printed": printed,
 }

@@ -5,12 +5,15 @@ is left out, and so is a defence that a method does not have. Each run that is d
 where it was. A file holds one method's runs.
 
 Usage: python benchmarks/robustness.py --out FOLDER [--methods NAME,...] [--attackers N] [--seeds 0,1,2]
-           [--data digits|fashion-mnist] [--further]     (--further: all other attacks as well)
+           [--data digits|fashion-mnist] [--further] [--imitate] [--few]
+           (--further: all other attacks as well; --imitate: only imitation, in files of its own; --few: of the
+           defences, only multi-Krum and the medians of knowledge or of both)
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import logging
 import statistics
@@ -46,6 +49,8 @@ ON_KNOWLEDGE = {
 """One attack on knowledge, by the first of these fields that a method's clients send."""
 LABELS = "label-flip:permute"
 """The attack on methods whose clients send neither models nor such fields."""
+IMITATION = ("none", "imitate:0.5")
+"""What methods meet whose weights choose whom a client learns from."""
 FURTHER = (LABELS, "scale:10", "ipm", "nan", "payload", "cpa", "count:100000")
 
 
@@ -73,6 +78,12 @@ def defences(attackers: int) -> tuple[Defence, ...]:
     )
 
 
+def few_defences(attackers: int) -> tuple[Defence, ...]:
+    """Return the plain mean, the best rule for models where it can be had, and the medians."""
+    best = [d for d in defences(attackers) if d.models.startswith("multi-krum")] or [Defence("median")]
+    return (Defence(), *best, Defence(knowledge="median"), Defence("median", "median"))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -83,27 +94,51 @@ def main() -> None:
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--data", choices=DATA, default="digits")
     parser.add_argument("--further", action="store_true", help="all other attacks as well")
+    parser.add_argument("--imitate", action="store_true", help="only imitation, in files of its own")
+    parser.add_argument("--few", action="store_true", help="only multi-Krum and medians")
     options = parser.parse_args()
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
     options.out.mkdir(parents=True, exist_ok=True)
     for name in options.methods.split(","):
-        study = Study(registry.get(name), options.data, options.attackers, options.further)
+        kind = options.further, options.imitate, options.few
+        study = Study(registry.get(name), options.data, options.attackers, *kind)
         measure(study, [int(seed) for seed in options.seeds.split(",")], options.out)
 
 
 class Study(NamedTuple):
-    """A method, its data, the number of attackers, and whether it meets all attacks."""
+    """A method, its data, the number of attackers, and which attacks and defences there are."""
 
     method: Method
     data: str = "digits"
     attackers: int = 2
     further: bool = False
+    imitate: bool = False
+    few: bool = False
 
     @property
     def file_name(self) -> str:
         """The result's name."""
         data = "" if self.data == "digits" else f"-{self.data}"
-        return f"{self.method.name}{data}-{self.attackers}.json"
+        return f"{self.method.name}{data}-{self.attackers}{'-imitate' if self.imitate else ''}.json"
+
+    @property
+    def attacks(self) -> list[str]:
+        """The attacks, and none."""
+        if self.imitate:
+            return list(IMITATION)
+        return attacks_of(self.method) + (further_of(self.method) if self.further else [])
+
+    @property
+    def defences(self) -> list[Defence]:
+        """The defences, as far as the method has them."""
+        strategy = self.method.strategy
+        models, knowledge = strategy.averages_models, strategy.averages_knowledge
+        known = few_defences(self.attackers) if self.few else defences(self.attackers)
+        return [
+            defence
+            for defence in known
+            if (models or defence.models == "mean") and (knowledge or defence.knowledge == "mean")
+        ]
 
 
 def measure(study: Study, seeds: list[int], folder: Path) -> None:
@@ -128,14 +163,7 @@ def measure(study: Study, seeds: list[int], folder: Path) -> None:
 
 def cases(study: Study) -> Iterator[tuple[str, Defence]]:
     """Yield the attacks that change what a method's clients send, beside none, each with the defences it has."""
-    strategy = study.method.strategy
-    for attack in attacks_of(study.method) + (further_of(study.method) if study.further else []):
-        for defence in defences(study.attackers):
-            if defence.models != "mean" and not strategy.averages_models:
-                continue
-            if defence.knowledge != "mean" and not strategy.averages_knowledge:
-                continue
-            yield attack, defence
+    yield from itertools.product(study.attacks, study.defences)
 
 
 def attacks_of(method: Method) -> list[str]:
@@ -177,12 +205,18 @@ def measured(study: Study, attack: str, defence: Defence, seed: int) -> dict[str
         last = run(study.method, attacked, entry.config).rounds[-1]
     except SimulationError as error:
         return {**row, "error": str(error)}
-    own = [told["local_accuracy"] for client, told in last.clients.items() if int(client) not in liars]
+    own = [
+        told["local_accuracy"]
+        for client, told in sorted(last.clients.items(), key=lambda item: int(item[0]))
+        if int(client) not in liars
+    ]
     return {
         **row,
         "global_accuracy": last.global_accuracy,
         "server_accuracy": last.server_accuracy,
         "honest_accuracy": statistics.fmean(own) if own else None,
+        # Of the first honest client, which imitation has for its victim.
+        "victim_accuracy": own[0] if own else None,
         "participants": last.participants,
     }
 

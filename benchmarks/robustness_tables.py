@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from robustness import Defence, Study, attacks_of
+from robustness import IMITATION, Defence, Study, attacks_of
 
 from flwr_kd import registry
 
@@ -104,6 +104,26 @@ def details(
         ]
         tables.append((name, ["attack", *map(_named, defences)], rows))
     return tables
+
+
+def imitation(folder: Path, attackers: int) -> tuple[Sequence[str], list[list[str]]]:
+    """Return header and rows: local accuracies of honest clients and of the one that is imitated, by defence."""
+    header = ["method", "defence", *(f"{who}, {of}" for who in ("honest", "victim") for of in IMITATION)]
+    header = [text.replace("none", "no attack") for text in header]
+    rows = []
+    for name in registry.methods():
+        path = folder / Study(registry.get(name), attackers=attackers, imitate=True).file_name
+        if not path.exists():
+            continue
+        cells: dict[Defence, dict[tuple[str, str], Cell]] = {}
+        for run in json.loads(path.read_text(encoding="utf-8"))["runs"]:
+            cell = cells.setdefault(Defence(run["models"], run["knowledge"]), {})
+            for who in ("honest", "victim"):
+                cell.setdefault((who, run["attack"]), []).append(run.get(f"{who}_accuracy") or 0.0)
+        for defence, cell in cells.items():
+            told = [_percent(cell.get((who, of), [])) for who in ("honest", "victim") for of in IMITATION]
+            rows.append([f"`{name}`", _named(defence), *told])
+    return header, rows
 
 
 def _named(defence: Defence) -> str:

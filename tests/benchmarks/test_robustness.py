@@ -146,3 +146,60 @@ def test_a_run_without_a_usable_round_counts_as_nothing(tables: Any, tmp_path: P
     runs[3] = {"attack": "gaussian:10", "models": "mean", "knowledge": "mean", "seed": 0, "error": "no reply"}
     (tmp_path / "fedavg-2.json").write_text(json.dumps({"runs": runs}))
     assert tables.summary(tmp_path, 2)[1][0][3] == "0.0 (`gaussian:10`)"
+
+
+def test_an_imitations_cost_is_that_of_its_victim_too(tables: Any, tmp_path: Path) -> None:
+    runs = [
+        {
+            "attack": attack, "models": "mean", "knowledge": knowledge, "honest_accuracy": value,
+            "victim_accuracy": own,
+        }
+        for knowledge in ("mean", "median")
+        for attack, value, own in (("none", 0.9, 0.8), ("none", 0.7, 0.6), ("imitate:0.5", 0.6, 0.2))
+    ]  # fmt: skip
+    (tmp_path / "ktpfl-2-imitate.json").write_text(json.dumps({"runs": runs[:5]}))
+    header, rows = tables.imitation(tmp_path, 2)
+    assert header[2:] == [
+        "honest, no attack",
+        "honest, imitate:0.5",
+        "victim, no attack",
+        "victim, imitate:0.5",
+    ]
+    assert rows == [
+        ["`ktpfl`", "mean", "80.0 ± 14.1", "60.0", "70.0 ± 14.1", "20.0"],
+        ["`ktpfl`", "knowledge `median`", "80.0 ± 14.1", "–", "70.0 ± 14.1", "–"],
+    ]
+    assert tables.imitation(tmp_path, 4)[1] == []
+
+
+def test_imitation_and_few_defences(program: Any) -> None:
+    def named(name: str, attackers: int = 2, **kind: bool) -> list[tuple[str, str, str]]:
+        study = program.Study(registry.get(name), attackers=attackers, few=True, **kind)
+        return [(attack, *defence) for attack, defence in program.cases(study)]
+
+    assert named("fedamp", imitate=True) == [("none", "mean", "mean"), ("imitate:0.5", "mean", "mean")]
+    assert [case[1:] for case in named("feddf") if case[0] == "none"] == [
+        ("mean", "mean"), ("multi-krum:2:8", "mean"), ("mean", "median"), ("median", "median"),
+    ]  # fmt: skip
+    assert [case[1:] for case in named("fedavg", 4) if case[0] == "none"] == [
+        ("mean", "mean"),
+        ("median", "mean"),
+    ]
+    assert program.Study(registry.get("ktpfl"), imitate=True).file_name == "ktpfl-2-imitate.json"
+
+
+def test_the_victim_is_the_first_honest_client(program: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program, "ROUNDS", 1)
+    told: list[Any] = []
+    real = program.run
+
+    def noting(*args: Any) -> Any:
+        result = real(*args)
+        told.append(result.rounds[-1].clients)
+        return result
+
+    monkeypatch.setattr(program, "run", noting)
+    row = program.measured(program.Study(registry.get("fedproto")), "none", program.Defence(), 0)
+    liars = program.attacker_ids(program.Experiment(clients=10, seed=0, attack="nan", attackers=2))
+    first = min(set(range(10)) - liars)
+    assert row["victim_accuracy"] == told[0][str(first)]["local_accuracy"]
