@@ -46,7 +46,7 @@ SPECS = [
 ]  # fmt: skip
 
 
-FURTHER = ["scale:10", "alie:1", "ipm", "prototype-swap", "lma", "cpa", "count:100000"]
+FURTHER = ["scale:10", "alie:1", "ipm", "prototype-swap", "lma", "cpa", "count:100000", "imitate:0.5"]
 """Attacks of which the slow tier has most methods."""
 SIMPLE = ("fedavg", "fedproto", "fedhkd", "fedmd", "fedgkt")
 """The methods that meet them sooner."""
@@ -190,6 +190,7 @@ def test_an_attack_is_felt_where_its_target_is_sent(name: str, attacked: Any) ->
     if name in SIMPLE:
         felt["alie:1"] = felt["ipm"] = felt["scale:10"] = felt["sign-flip:10"]
         felt["lma"] = felt["cpa"] = felt["payload:predictions"]
+        felt["imitate:0.5"] = bool(strategy.reply_arrays) or "predictions" in fields
         felt["prototype-swap"] = bool(fields & {"prototypes", "representations"})
     for spec, expected in felt.items():
         assert concerned(name, spec) is expected
