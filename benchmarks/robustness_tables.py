@@ -69,6 +69,9 @@ def summary(folder: Path, attackers: int, data: str = "digits") -> tuple[Sequenc
 
         if not attacks or any((attack, defence) not in cells for attack in attacks for defence in kept):
             continue
+        # One seed of a defence says little beside three without it.
+        seeds = len(cells["none", plain])
+        kept = {d for d in kept if all(len(cells[attack, d]) >= seeds for attack in ["none", *attacks])}
         best = max(sorted(kept), key=lambda defence: worst(defence)[0])
         free, (left, attack), (saved, then) = mean("none", plain), worst(plain), worst(best)
         behind = "" if saved >= free - GOAL else "more than 5 points behind: "

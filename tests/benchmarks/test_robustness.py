@@ -131,6 +131,17 @@ def test_the_best_defence_is_the_one_whose_worst_attack_leaves_most(tables: Any,
     assert tables.summary(tmp_path, 2, "fashion-mnist")[1] == []
 
 
+def test_a_defence_with_fewer_seeds_is_not_the_best_yet(tables: Any, tmp_path: Path) -> None:
+    runs = [*rows(MEAN, none=[0.8, 0.9], alie=[0.7, 0.7]), *rows(MEDIAN, none=[0.9], alie=[0.9])]
+    (tmp_path / "fedavg-2.json").write_text(json.dumps({"runs": runs}))
+    ((*_, best, _, _),) = tables.summary(tmp_path, 2)[1]
+    assert best == "mean"
+    runs += [{**row, "seed": 1} for row in rows(MEDIAN, none=[0.9], alie=[0.9])]
+    (tmp_path / "fedavg-2.json").write_text(json.dumps({"runs": runs}))
+    ((*_, best, _, _),) = tables.summary(tmp_path, 2)[1]
+    assert best == "`median`"
+
+
 def test_a_goal_that_is_missed_is_said(tables: Any, tmp_path: Path) -> None:
     runs = rows(MEAN, none=[0.8], alie=[0.7])
     (tmp_path / "fedavg-2.json").write_text(json.dumps({"runs": runs}))
