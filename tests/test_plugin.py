@@ -78,6 +78,18 @@ from flwr_kd.strategies.fedgkt import METHOD
 
 method = replace(METHOD, name="mine")
 """
+RUN_APP = """
+import sys, tomllib
+from pathlib import Path
+from flwr.app import Context, RecordDict
+from flwr_kd import InlineGrid
+from my_fd_app import client_app, server_app
+
+config = tomllib.loads(Path("pyproject.toml").read_text("utf-8"))["tool"]["flwr"]["app"]["config"]
+config |= {"num-server-rounds": 1, "limit": 60, "local-epochs": 1, "out": sys.argv[1]}
+grid = InlineGrid(client_app.app, 2, run_config=config)
+server_app.main(grid, Context(1, 0, {}, RecordDict(), config))
+"""
 COMMAND = "import sys; from flwr_kd.cli import main; sys.argv[0] = 'flwr-kd'; main()"
 
 
@@ -113,6 +125,21 @@ def test_the_command_knows_it(site: Path, tmp_path: Path) -> None:
     runs = json.loads((tmp_path / "o" / "result.json").read_text())["runs"]
     assert [run["method"] for run in runs] == ["fd", "fedavg"]
     assert all(row["failures"] == 0 for run in runs for row in run["rounds"])
+
+
+@pytest.mark.slow
+@pytest.mark.program
+def test_it_becomes_a_flower_app(site: Path, tmp_path: Path) -> None:
+    done = python(site, COMMAND, "app", "fd", "my-fd", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    project = tomllib.loads((PLUGIN / "pyproject.toml").read_text("utf-8"))["project"]
+    needed = f"`flwr-kd[simulation]` and `{project['name']} {project['version']}` must be"
+    assert needed in (tmp_path / "my-fd" / "README.md").read_text("utf-8")
+    done = python(site, RUN_APP, str(tmp_path / "out"), cwd=tmp_path / "my-fd")
+    assert done.returncode == 0, done.stderr
+    (run,) = json.loads((tmp_path / "out" / "result.json").read_text())["runs"]
+    assert run["method"] == "fd"
+    assert [(row["participants"], row["failures"]) for row in run["rounds"]] == [(2, 0)]
 
 
 @pytest.mark.slow
