@@ -21,8 +21,6 @@ from flwr_kd.results.schema import Comparison
 
 __all__ = ["page", "write"]
 
-_SCIPY = "the intervals of differences need scipy: pip install 'flwr-kd[simulation]'"
-
 
 def write(results: Mapping[str, Comparison], path: Path) -> Path:
     """Write the :func:`page` of results to a file.
@@ -79,8 +77,6 @@ def page(results: Mapping[str, Comparison]) -> str:
         if isinstance(error, ResultError):
             raise
         raise ResultError(f"the numbers of a result are too large to draw: {error}") from error
-    except ModuleNotFoundError as error:
-        raise ImportError(_SCIPY) from error
 
 
 def _check(results: Mapping[str, Comparison]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -71,6 +72,8 @@ def paired_difference(
     ------
     ResultError
         If ``level`` is outside its range, or a value is not finite.
+    ImportError
+        If ``scipy`` is not installed, and there are several seeds.
 
     Examples
     --------
@@ -91,8 +94,7 @@ def paired_difference(
     found = np.array(list(pairs.values()))
     mean, interval = float(found.mean()), None
     if len(found) > 1:
-        from scipy import stats
-
+        stats = _scipy_stats()
         half = float(stats.t.ppf((1 + level) / 2, len(found) - 1) * stats.sem(found))
         interval = (mean - half, mean + half)
     return Difference(mean, interval, tuple(pairs))
@@ -171,6 +173,8 @@ def accuracy_interval(accuracy: float, samples: int, *, level: float = _LEVEL) -
     ------
     ResultError
         If a value is outside its range.
+    ImportError
+        If ``scipy`` is not installed.
 
     Examples
     --------
@@ -180,8 +184,7 @@ def accuracy_interval(accuracy: float, samples: int, *, level: float = _LEVEL) -
     _check_level(level)
     share("accuracy", accuracy, error=ResultError)
     whole_number("samples", samples, 1, error=ResultError)
-    from scipy import stats
-
+    stats = _scipy_stats()
     low, high = stats.binom.ppf([(1 - level) / 2, (1 + level) / 2], samples, accuracy)
     return float(low) / samples, float(high) / samples
 
@@ -212,14 +215,15 @@ def mean_interval(
     ------
     ResultError
         If a value is not finite, or a number is outside its range.
+    ImportError
+        If ``scipy`` is not installed.
     """
     _check_level(level)
     whole_number("resamples", resamples, 1, error=ResultError)
     checked = np.array([number("values", value, error=ResultError) for value in values])
     if len(checked) < 2:
         return None
-    from scipy import stats
-
+    stats = _scipy_stats()
     limits = stats.bootstrap(
         (checked,),
         np.mean,
@@ -233,3 +237,12 @@ def mean_interval(
 
 def _check_level(level: float) -> None:
     number("level", level, 0, 1, open_low=True, open_high=True, error=ResultError)
+
+
+def _scipy_stats() -> Any:
+    """Import ``scipy.stats``, which the core does not need."""
+    try:
+        from scipy import stats
+    except ImportError as error:
+        raise ImportError(f"intervals need scipy ({error}): pip install 'flwr-kd[simulation]'") from error
+    return stats

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import warnings
 
 import numpy as np
@@ -154,3 +155,16 @@ def test_what_is_not_allowed_is_named() -> None:
         mean_interval([0.5, float("nan")], np.random.default_rng(0))
     with pytest.raises(ResultError, match="resamples must be a whole number from 1, got 0"):
         mean_interval([0.5, 1.0], np.random.default_rng(0), resamples=0)
+
+
+def test_a_missing_scipy_is_named_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The core does not need it; tables of one seed do without."""
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    assert paired_difference({0: 0.5}, {0: 0.25}) is not None
+    for compute in (
+        lambda: paired_difference({0: 0.5, 1: 0.5}, {0: 0.25, 1: 0.5}),
+        lambda: accuracy_interval(0.5, 100),
+        lambda: mean_interval([0.5, 0.75], np.random.default_rng(0)),
+    ):
+        with pytest.raises(ImportError, match=r"intervals need scipy .*pip install 'flwr-kd\[simulation\]'"):
+            compute()
