@@ -146,8 +146,8 @@ def _decorate(axes: Axes, name: str, table: Counts) -> None:
     samples = number_range(table.sum(axis=1).tolist())
     present = number_range((table > 0).sum(axis=1).tolist())
     name_panel(axes, name, f"per client {samples} samples of {present} classes")
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=20, integer=True))
-    axes.yaxis.set_major_locator(MaxNLocator(nbins=20, integer=True))
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(MaxNLocator(nbins=20, integer=True, min_n_ticks=1))
     axes.set_xlabel("client")
     axes.set_ylabel("class")
     axes.tick_params(labelsize=8)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from flwr_kd.plotting.lines import Curve, coinciding, draw_line, widths_below
-from flwr_kd.plotting.style import add_title, empty_figure, method_styles, write_picture
+from flwr_kd.plotting.lines import Curve, draw_line, widths_below
+from flwr_kd.plotting.style import add_legend, add_title, empty_figure, method_styles, write_picture
 from flwr_kd.results.errors import ResultError
 from flwr_kd.results.measures import ACCURACIES
 from flwr_kd.results.schema import Comparison, RunResult
@@ -70,18 +70,17 @@ def figure(comparison: Comparison, clients: Sequence[int], metric: str = "local_
     for axes in grid[len(panels) :]:
         axes.remove()
     for axes, (client, curves) in zip(grid, panels.items(), strict=False):
-        below = widths_below(list(curves), coinciding(curves))
+        below = widths_below(curves)
         for name, curve in curves.items():
             draw_line(axes, curve, styles[name], below=below[name], markers=curve[0].size < 2)
         axes.set_title(f"client {client}", fontsize=11)
+        axes.tick_params(labelleft=True, labelbottom=True)
         axes.set_xlabel("round")
         axes.set_ylabel(f"{ACCURACIES[metric].title} (%)")
         axes.grid(visible=True, color="0.9", linewidth=0.8)
         axes.spines[["top", "right"]].set_visible(False)
     handles = [Line2D([], [], **style) for style in styles.values()]
-    legend = drawn.legend(handles, list(methods), loc="outside right center", frameon=False)
-    for text in legend.get_texts():
-        text.set_parse_math(False)
+    add_legend(drawn, handles, list(methods))
     add_title(drawn, comparison, comparison.runs)
     return drawn
 

@@ -12,7 +12,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flwr_kd.plotting.lines import interval_of_mean, joined
-from flwr_kd.plotting.style import COLOURS, empty_figure, heading, set_title, shared_config, write_picture
+from flwr_kd.plotting.style import (
+    COLOURS,
+    HATCHES,
+    add_legend,
+    empty_figure,
+    heading,
+    legend_columns,
+    set_title,
+    shared_config,
+    write_picture,
+)
 from flwr_kd.results.clients import ALONE, ClientGains, client_gains
 from flwr_kd.results.errors import ResultError
 from flwr_kd.results.measures import ACCURACIES
@@ -24,9 +34,10 @@ if TYPE_CHECKING:
 
 __all__ = ["figure", "plot"]
 
-_HATCHES = ("", "//", "..", "xx")
 _BAR, _LEAST, _MOST = 0.16, 4.8, 24.0
 """Inches: a bar where there is room, and the sides of a panel."""
+_COLUMN = 1.8
+"""Inches of a legend's column."""
 _TURNED = 8
 """Characters of a label, beyond which labels stand upright."""
 _WHOLE = 0.8
@@ -66,8 +77,8 @@ def figure(
     matplotlib.figure.Figure
         A bar is the mean over seeds, in percent, and its line the mean's 95 % interval (Student's t; none with one
         seed); what varies between results is averaged before. With a row named "alone" it says below how many
-        clients are better off than in it. Clients with heterogeneous models are labelled with theirs. Methods
-        without the metric are named below the panel.
+        clients are better off than in it. Clients with heterogeneous models are labelled with theirs, if these are
+        the same with all methods. Methods without the metric are named below the panel.
 
     Raises
     ------
@@ -88,7 +99,8 @@ def figure(
     methods = list(dict.fromkeys(name for group in bars.values() for name in group))
     most = max(len({key for column in group.values() for key in column}) for group in bars.values())
     side = min(max(_BAR * most * (len(methods) + 1.5), _LEAST), _MOST)
-    drawn = empty_figure(side + 2.6, 3.9 * len(bars) + 0.9)
+    height = 3.9 * len(bars) + 0.9
+    drawn = empty_figure(side + 0.8 + _COLUMN * legend_columns(len(methods), height), height)
     grid: Sequence[Axes] = list(drawn.subplots(len(bars), 1, squeeze=False).flat)
     for axes, (name, group) in zip(grid, bars.items(), strict=True):
         _draw(axes, group, methods, _axis(metric))
@@ -158,7 +170,8 @@ def _labels(config: Mapping[str, Any], run: RunResult, by_model: bool) -> dict[s
         raise ResultError(f"the result does not say which model each client of {run.name} has")
     if by_model:
         return {client: models[int(client) % len(models)] for client in clients}
-    if len(models) < 2:
+    # A client that has another model with each method is named by its number alone.
+    if len(models) < 2 or (isinstance(model, Mapping) and len(set(model.values())) > 1):
         return {client: client for client in clients}
     return {
         client: f"{client}\n{models[int(client) % len(models)]}" if client.isdigit() else client
@@ -188,7 +201,7 @@ def _draw(
                 width,
                 yerr=error,
                 color=COLOURS[index % len(COLOURS)],
-                hatch=_HATCHES[index // len(COLOURS) % len(_HATCHES)],
+                hatch=HATCHES[index // len(COLOURS) % len(HATCHES)],
                 edgecolor="white",
                 linewidth=0.4,
                 error_kw={"elinewidth": 0.9, "capsize": 1.8, "ecolor": "0.2"},
@@ -215,14 +228,12 @@ def _add_legend(drawn: Figure, methods: Sequence[str]) -> None:
     handles = [
         Patch(
             facecolor=COLOURS[index % len(COLOURS)],
-            hatch=_HATCHES[index // len(COLOURS) % len(_HATCHES)],
+            hatch=HATCHES[index // len(COLOURS) % len(HATCHES)],
             edgecolor="white",
         )
         for index in range(len(methods))
     ]
-    legend = drawn.legend(handles, list(methods), loc="outside right center", frameon=False)
-    for text in legend.get_texts():
-        text.set_parse_math(False)
+    add_legend(drawn, handles, list(methods))
 
 
 def _averaged(group: Sequence[Comparison]) -> str:

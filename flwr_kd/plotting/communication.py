@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from flwr_kd.plotting.style import COLOURS, empty_figure, heading, set_title, shared_config, write_picture
+from flwr_kd.plotting.style import (
+    COLOURS,
+    empty_figure,
+    heading,
+    set_title,
+    shared_config,
+    title_lines,
+    write_picture,
+)
 from flwr_kd.results.errors import ResultError
 from flwr_kd.results.schema import Comparison, RunResult
 
@@ -74,12 +81,9 @@ def figure(comparisons: Sequence[Comparison]) -> Figure:
     config = shared_config(comparisons)
     for axes, (comparison, bars) in zip(grid, panels, strict=False):
         _draw(axes, bars)
-        names = ("dataset", "partition", "clients", "model")
-        own = [
-            str(comparison.config[name]) for name in names if name not in config and name in comparison.config
-        ]
-        title = textwrap.fill(", ".join(own), 55)
-        axes.set_title(title, fontsize=11).set_parse_math(False)
+        own = {name: value for name, value in comparison.config.items() if name not in config}
+        lines = title_lines(heading(own, []), 55)
+        axes.set_title("\n".join(lines), fontsize=11).set_parse_math(False)
     handles = [
         Patch(facecolor=_UP, label="up, to the server"),
         Patch(facecolor=_DOWN, label="down, to the clients"),

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from flwr_kd.plotting.lines import COINCIDING, Curve, coinciding, draw_line, joined, widths_below
-from flwr_kd.plotting.style import add_title, empty_figure, measured_on, method_styles, write_picture
+from flwr_kd.plotting.style import (
+    add_legend,
+    add_title,
+    empty_figure,
+    measured_on,
+    method_styles,
+    write_picture,
+)
 from flwr_kd.results.errors import ResultError
 from flwr_kd.results.measures import Accuracy, chosen
 from flwr_kd.results.schema import Comparison, RunResult
@@ -107,7 +114,7 @@ def figure(comparison: Comparison, accuracies: Sequence[str] = ()) -> Figure:
         curves = {name: _curves(runs, metric) for name, runs in methods.items()}
         measured = {name: curve for name, curve in curves.items() if curve[0].size}
         together = coinciding(measured)
-        below = widths_below(list(measured), together)
+        below = widths_below(measured)
         for name, curve in measured.items():
             markers = curve[0].size <= _FEW_ROUNDS
             draw_line(axes, curve, styles[name], below=below[name], markers=markers)
@@ -121,10 +128,8 @@ def figure(comparison: Comparison, accuracies: Sequence[str] = ()) -> Figure:
     _set_heights(panels)
 
     handles = [Line2D([], [], **style) for style in styles.values()]
-    legend = drawn.legend(handles, list(methods), loc="outside right center", frameon=False)
+    add_legend(drawn, handles, list(methods))
     add_title(drawn, comparison, comparison.runs)
-    for text in legend.get_texts():
-        text.set_parse_math(False)
     return drawn
 
 
@@ -206,9 +211,11 @@ def _decorate(axes: Axes, title: str, notes: Sequence[str]) -> None:
     from matplotlib.ticker import MaxNLocator
 
     axes.xaxis.set_major_locator(MaxNLocator(steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
-    axes.tick_params(labelleft=True)
+    axes.tick_params(labelleft=True, labelbottom=True)
     axes.set_ylabel(f"{title} (%)")
-    axes.set_xlabel("\n".join(["round", *(textwrap.fill(note, 60) for note in notes)])).set_parse_math(False)
+    axes.set_xlabel(
+        "\n".join(["round", *(textwrap.fill(note, 60, break_on_hyphens=False) for note in notes)])
+    ).set_parse_math(False)
     axes.grid(visible=True, color="0.9", linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from flwr_kd.plotting.style import COLOURS
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
@@ -26,12 +28,9 @@ _LEVEL = 0.95
 def coinciding(curves: Mapping[str, Curve]) -> list[list[str]]:
     """Return groups of at least two lines whose means differ by less than a line's width at all positions."""
     groups: list[list[str]] = []
-    for name, (places, values) in curves.items():
+    for name, curve in curves.items():
         for group in groups:
-            first_places, first_values = curves[group[0]]
-            if np.array_equal(places, first_places) and np.allclose(
-                np.nanmean(values, axis=0), np.nanmean(first_values, axis=0), rtol=0, atol=COINCIDING
-            ):
+            if _together(curve, curves[group[0]]).all():
                 group.append(name)
                 break
         else:
@@ -39,12 +38,39 @@ def coinciding(curves: Mapping[str, Curve]) -> list[list[str]]:
     return [group for group in groups if len(group) > 1]
 
 
-def widths_below(names: Sequence[str], together: Sequence[Sequence[str]]) -> dict[str, int]:
-    """Return for each line the number of lines that coincide with it and are drawn later."""
-    below = dict.fromkeys(names, 0)
-    for group in together:
+def widths_below(curves: Mapping[str, Curve]) -> dict[str, int]:
+    """Return for each line the number of lines that lie on it and are drawn later.
+
+    These are the lines that coincide with it. Of a few lines also those that do so for a part: from one position to
+    the next at least. With many lines these would make all of them wide.
+
+    >>> rounds = np.arange(3)
+    >>> values = {"a": [[1.0, 2.0, 3.0]], "b": [[1.0, 2.0, 9.0]], "c": [[5.0, 2.0, 9.0]], "d": [[0.0, 2.0, 7.0]]}
+    >>> widths_below({name: (rounds, np.array(seeds)) for name, seeds in values.items()})
+    {'a': 2, 'b': 1, 'c': 0, 'd': 0}
+    """
+    below = dict.fromkeys(curves, 0)
+    for group in coinciding(curves):
         below |= {name: len(group) - 1 - place for place, name in enumerate(group)}
+    if len(curves) > len(COLOURS):
+        return below
+    names = list(curves)
+    for place, name in reversed(list(enumerate(names))):
+        for later in names[place + 1 :]:
+            same = _together(curves[name], curves[later])
+            if (same[1:] & same[:-1]).any():
+                below[name] = max(below[name], below[later] + 1)
     return below
+
+
+def _together(one: Curve, other: Curve) -> npt.NDArray[np.bool_]:
+    """Say at which positions two lines differ by less than a line's width; nowhere if their positions differ."""
+    if not np.array_equal(one[0], other[0]):
+        return np.zeros(1, dtype=bool)
+    first: FloatArray = np.nanmean(one[1], axis=0)
+    second: FloatArray = np.nanmean(other[1], axis=0)
+    near: npt.NDArray[np.bool_] = np.isclose(first, second, rtol=0, atol=COINCIDING)
+    return near
 
 
 def interval_of_mean(values: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -79,7 +105,7 @@ def draw_line(axes: Axes, curve: Curve, style: dict[str, Any], *, below: int, ma
     style : dict
         As from :func:`~flwr_kd.plotting.style.palette`.
     below : int
-        Number of coinciding lines that are drawn later. The line is wider by it, so that its edges are seen.
+        Number of lines that lie on it and are drawn later. The line is wider by it, so that its edges are seen.
     markers : bool
         Whether each position has a dot.
     """

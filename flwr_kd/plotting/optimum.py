@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flwr_kd.plotting.lines import Curve, coinciding, joined, widths_below
-from flwr_kd.plotting.style import MARKERS, add_title, empty_figure, method_styles, write_picture
+from flwr_kd.plotting.style import MARKERS, add_legend, add_title, empty_figure, method_styles, write_picture
 from flwr_kd.results.errors import ResultError
 from flwr_kd.results.schema import Comparison, RunResult
 
@@ -65,19 +65,17 @@ def figure(comparison: Comparison) -> Figure:
     drawn = empty_figure(11.5, max(4.8, 1 + 0.22 * len(measured)))
     left, right = drawn.subplots(1, 2, width_ratios=(1.5, 1))
     curves = {name: _curve(group) for name, group in measured.items()}
-    together = coinciding({name: (x, 100 * np.log10(values)) for name, (x, values) in curves.items()})
-    below = widths_below(list(curves), together)
+    logarithms = {name: (x, 100 * np.log10(values)) for name, (x, values) in curves.items()}
+    together, below = coinciding(logarithms), widths_below(logarithms)
     for name, curve in curves.items():
         _draw_line(left, curve, styles[name], below[name], MARKERS[list(styles).index(name) % len(MARKERS)])
     _draw_boxes(right, measured, styles)
     notes = [f"one line: {joined(group)}" for group in together]
     absent = [name for name in runs if name not in measured]
     notes += [f"no global model, or not measured: {joined(absent)}"] if absent else []
-    _decorate(left, right, notes)
-    legend = drawn.legend(left.lines, list(curves), loc="outside right center", frameon=False)
-    for text in legend.get_texts():
-        text.set_parse_math(False)
     shown = [run for group in measured.values() for run in group]
+    _decorate(left, right, notes, several=len({run.seed for run in shown}) > 1)
+    add_legend(drawn, left.lines, list(curves))
     add_title(drawn, comparison, shown, "optimum: each run's own last global model")
     return drawn
 
@@ -134,17 +132,18 @@ def _draw_boxes(
         label.set_parse_math(False)
 
 
-def _decorate(left: Axes, right: Axes, notes: Sequence[str]) -> None:
+def _decorate(left: Axes, right: Axes, notes: Sequence[str], *, several: bool) -> None:
     from matplotlib.ticker import MaxNLocator
 
     left.set_yscale("log")
     left.xaxis.set_major_locator(MaxNLocator(steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
     left.set_xlabel("\n".join(["round t", *notes])).set_parse_math(False)
-    left.set_title("by rounds, smallest to largest seed", fontsize=11)
-    right.set_title("after the first round, by seed", fontsize=11)
+    left.set_title("by rounds, smallest to largest seed" if several else "by rounds", fontsize=11)
+    right.set_title("after the first round, by seed" if several else "after the first round", fontsize=11)
     for axes in (left, right):
         axes.set_ylabel(r"$\Vert\Omega_t - \Omega^*\Vert^2$")
         axes.grid(visible=True, color="0.9", linewidth=0.8)
         axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)
-    right.set_ylim(bottom=0)
+    # The highest dot is drawn whole, also where all are nearly as high.
+    right.set_ylim(0, 1.08 * right.dataLim.y1)

@@ -17,13 +17,15 @@ if TYPE_CHECKING:
 
 __all__ = [
     "COLOURS",
-    "LONGEST_LEGEND",
+    "HATCHES",
     "MARKERS",
     "MOST_COLUMNS",
+    "add_legend",
     "add_title",
     "chosen_runs",
     "empty_figure",
     "heading",
+    "legend_columns",
     "make_panels",
     "measured_on",
     "method_styles",
@@ -32,6 +34,7 @@ __all__ = [
     "palette",
     "set_title",
     "shared_config",
+    "title_lines",
     "write_picture",
 ]
 
@@ -39,11 +42,13 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 """Okabe and Ito's colours, distinguishable with common colour blindnesses; without yellow, too pale for a line."""
 MARKERS = ("o", "^", "s", "D", "v", "P", "X")
 """Matplotlib's marks of points, one for each colour."""
-LONGEST_LEGEND = 20
-"""Maximum number of rows of a legend; longer ones have several columns."""
+HATCHES = ("", "//", "..", "xx", "\\\\", "++")
+"""Matplotlib's hatches of bars: a further one from each seventh bar on, since colours repeat."""
 MOST_COLUMNS = 10
 """Maximum number of images in a row."""
-_STYLES = ("-", "--", ":", "-.")
+_STYLES = ("-", "--", ":", "-.", (0, (6, 1, 1, 1, 1, 1)), (0, (9, 3)))
+_ROW = 0.24
+"""Inches of a legend's row."""
 _FEW_SEEDS = 10
 _MOST_PANELS = 3
 
@@ -130,7 +135,8 @@ def write_picture(drawn: Figure, path: Path) -> Path:
 def palette(names: Iterable[str]) -> dict[str, dict[str, Any]]:
     """Return a line of its own for each name, as Matplotlib's ``plot`` takes it: ``color`` and ``linestyle``.
 
-    The colours are distinguishable with the common colour blindnesses. From the eighth name on, the dashes differ.
+    The colours are distinguishable with the common colour blindnesses. From the eighth name on, the dashes differ;
+    42 names have a line of their own.
 
     Examples
     --------
@@ -146,6 +152,23 @@ def palette(names: Iterable[str]) -> dict[str, dict[str, Any]]:
     }
 
 
+def legend_columns(count: int, height: float) -> int:
+    """Return the number of columns that a legend beside a figure of this height in inches needs.
+
+    >>> legend_columns(20, 4.8), legend_columns(21, 4.8)
+    (1, 2)
+    """
+    return max(1, math.ceil(count / max(1, int(height / _ROW))))
+
+
+def add_legend(drawn: Figure, handles: Sequence[Any], names: Sequence[str]) -> None:
+    """Add a legend beside a figure, in as many columns as its height asks for."""
+    columns = legend_columns(len(names), drawn.get_figheight())
+    legend = drawn.legend(handles, names, loc="outside right center", frameon=False, ncols=columns)
+    for text in legend.get_texts():
+        text.set_parse_math(False)
+
+
 def add_title(drawn: Figure, comparison: Comparison, runs: Iterable[RunResult], *more: str) -> None:
     """Add a title with the settings that a figure's runs share, and more parts."""
     seeds = sorted({run.seed for run in runs})
@@ -157,24 +180,36 @@ def set_title(drawn: Figure, parts: Sequence[str]) -> None:
     """Write the parts of a title above a figure, in as many lines as it needs."""
     # The title is as wide as the figure: 110 characters take 11 inches.
     width = int(10 * drawn.get_figwidth())
-    # Between parts rather than within one; a part that is longer than a line is broken where it must.
-    whole = [part.replace(" ", "\xa0") if len(part) < width else part for part in parts]
-    text = textwrap.fill(" · ".join(whole), width).replace("\xa0", " ")
     # A "$" in a path or a name must not be read as mathematics.
-    drawn.suptitle(text, fontsize=12).set_parse_math(False)
+    drawn.suptitle("\n".join(title_lines(parts, width)), fontsize=12).set_parse_math(False)
+
+
+def title_lines(parts: Sequence[str], width: int) -> list[str]:
+    """Return the lines of a title, broken between its parts; a part is broken only if it is longer than a line.
+
+    >>> title_lines(["digits", "inner-dirichlet:0.1", "10 clients"], 30)
+    ['digits · inner-dirichlet:0.1', '10 clients']
+    """
+    lines: list[str] = []
+    for part in parts:
+        if lines and len(lines[-1]) + len(part) + 3 <= width:
+            lines[-1] += f" · {part}"
+        else:
+            lines += textwrap.wrap(part, width, break_on_hyphens=False) or [part]
+    return lines
 
 
 def heading(config: Mapping[str, Any], seeds: Sequence[int]) -> list[str]:
-    """Return the parts of a title: the settings that a figure's runs share, and their seeds."""
+    """Return the parts of a title: the settings that a figure's runs share, and their seeds if there are any."""
     parts = [str(config[name]) for name in ("dataset", "partition") if config.get(name) is not None]
     if config.get("clients") is not None:
-        parts.append(f"{config['clients']} clients")
+        parts.append(f"{config['clients']} client{'' if config['clients'] == 1 else 's'}")
     if config.get("rounds") is not None:
         parts.append(f"{config['rounds']} round{'' if config['rounds'] == 1 else 's'}")
     parts += _models(config.get("model"))
     if len(seeds) > _FEW_SEEDS:
         parts.append(f"{len(seeds)} seeds")
-    else:
+    elif seeds:
         parts.append(f"seed{'' if len(seeds) == 1 else 's'} {', '.join(map(str, seeds))}")
     if config.get("imbalance") is not None:
         parts.append(f"imbalance {config['imbalance']:g}")

@@ -13,6 +13,7 @@ import numpy as np
 from flwr_kd.plotting.lines import Curve, coinciding, interval_of_mean, joined
 from flwr_kd.plotting.style import (
     MARKERS,
+    add_legend,
     empty_figure,
     heading,
     palette,
@@ -140,9 +141,7 @@ def figure(
         if line in measured
     ]
     names = [line for line in lines if line in measured]
-    legend = drawn.legend(handles, names, loc="outside right center", frameon=False)
-    for text in legend.get_texts():
-        text.set_parse_math(False)
+    add_legend(drawn, handles, names)
     config = shared_config(comparisons)
     seeds = sorted({point.seed for point in points})
     spread = ["mean and 95 % interval"] if len(seeds) > 1 else []
@@ -309,7 +308,9 @@ def _draw_panel(
     notes = [f"within 0.2 points everywhere: {joined(group)}" for group in coinciding(curves)]
     notes += [f"no {metric.replace('_', ' ')}: {joined(absent)}"] if absent else []
     axes.set_xlabel(
-        "\n".join([_axis_name(along, points), *(textwrap.fill(note, 60) for note in notes)])
+        "\n".join(
+            [_axis_name(along, points), *(textwrap.fill(note, 60, break_on_hyphens=False) for note in notes)]
+        )
     ).set_parse_math(False)
     axes.set_ylabel(f"{metric.replace('_', ' ')} (%)")
     axes.grid(visible=True, color="0.9", linewidth=0.8)

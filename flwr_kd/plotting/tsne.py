@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -12,8 +11,8 @@ import numpy.typing as npt
 
 from flwr_kd.plotting.style import (
     COLOURS,
-    LONGEST_LEGEND,
     MARKERS,
+    add_legend,
     add_title,
     chosen_runs,
     make_panels,
@@ -94,8 +93,7 @@ def figure(
         axes.spines[:].set_color("0.8")
     handles = [Line2D([], [], linestyle="", markersize=5, **look) for look in looks.values()]
     names = [f"class {label}" for label in classes]
-    columns = math.ceil(len(classes) / LONGEST_LEGEND)
-    drawn.legend(handles, names, loc="outside right center", frameon=False, ncols=columns)
+    add_legend(drawn, handles, names)
     add_title(
         drawn,
         comparison,

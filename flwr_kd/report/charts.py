@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from flwr_kd.plotting.lines import COINCIDING, coinciding, joined, widths_below
+from flwr_kd.plotting.lines import COINCIDING, Curve, coinciding, joined, widths_below
 from flwr_kd.report.html import Markup, element, table
 
 __all__ = ["Chart", "Line", "Point", "draw", "limits", "style_class", "ticks"]
@@ -148,14 +148,14 @@ def draw(chart: Chart) -> Markup:
     places = [point.x for line in chart.lines for point in line.points]
     x_range = (min(places), max(places)) if max(places) > min(places) else (places[0] - 0.5, places[0] + 0.5)
     to_x, to_y = _scale(x_range, _LEFT, WIDTH - _RIGHT), _scale(chart.y_range, HEIGHT - _BOTTOM, _TOP)
-    together = _together(chart)
-    below = widths_below([line.name for line in chart.lines], together)
+    curves = _curves(chart) if chart.percent else {}
+    together, below = coinciding(curves), widths_below(curves)
     names = ", ".join(line.name for line in chart.lines)
     picture = element(
         "svg",
         _axes(chart, x_range, to_x, to_y),
         [_band(line, to_x, to_y, many=len(chart.lines) > _FEW_BANDS) for line in chart.lines],
-        [_line(line, to_x, to_y, below[line.name]) for line in chart.lines],
+        [_line(line, to_x, to_y, below.get(line.name, 0)) for line in chart.lines],
         viewBox=f"0 0 {WIDTH} {HEIGHT}",
         role="img",
         tabindex=0,
@@ -181,19 +181,15 @@ def _scale(ends: tuple[float, float], low: float, high: float) -> Callable[[floa
     return lambda value: low + (high - low) * (value - first) / (last - first)
 
 
-def _together(chart: Chart) -> list[list[str]]:
-    """Return the groups of lines that coincide."""
-    if not chart.percent:
-        return []
-    return coinciding(
-        {
-            line.name: (
-                np.array([point.x for point in line.points]),
-                np.array([[point.y for point in line.points]]),
-            )
-            for line in chart.lines
-        }
-    )
+def _curves(chart: Chart) -> dict[str, Curve]:
+    """Return the lines as those of pictures, which say where lines coincide."""
+    return {
+        line.name: (
+            np.array([point.x for point in line.points]),
+            np.array([[point.y for point in line.points]]),
+        )
+        for line in chart.lines
+    }
 
 
 def _axes(

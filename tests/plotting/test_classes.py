@@ -49,6 +49,12 @@ def test_many_cells_have_no_numbers_and_nothing_overlaps():
     assert not any(box.overlaps(drawn._suptitle.get_window_extent(renderer)) for box in boxes)
 
 
+def test_a_single_client_has_one_tick():
+    drawn = figure({"a": [[3, 0, 5]]})
+    drawn.canvas.draw()
+    assert [tick for tick in panels(drawn)[0].get_xticks() if -0.5 <= tick <= 0.5] == [0]
+
+
 @pytest.mark.parametrize("histogram", [[], [[]], [[0, 0]], [1, 2]])
 def test_a_division_without_samples_is_refused(histogram):
     with pytest.raises(ResultError, match=r"the histogram of a must have samples"):

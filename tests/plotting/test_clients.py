@@ -44,7 +44,7 @@ def test_a_bar_is_the_mean_over_seeds_with_its_interval():
     assert axes.get_ylim()[0] == 0
     assert [text.get_text() for text in drawn.legends[0].get_texts()] == ["fedavg", "fedproto"]
     assert (
-        drawn.get_suptitle().replace("\n", " ").endswith("seeds 0, 1 · last round · mean and 95 % interval")
+        drawn.get_suptitle().replace("\n", " · ").endswith("seeds 0, 1 · last round · mean and 95 % interval")
     )
     # Bars of one client stand beside each other.
     edges = sorted((bar.get_x(), bar.get_x() + bar.get_width()) for bar in bars(axes))
@@ -61,7 +61,7 @@ def test_results_of_one_data_set_are_averaged_and_others_are_panels():
     drawn = figure(results)
     assert [axes.get_title() for axes in drawn.axes] == ["digits", "mnist"]
     np.testing.assert_allclose([bars(axes)[0].get_height() for axes in drawn.axes], [30, 90])
-    assert "mean over dirichlet:1, dirichlet:3" in drawn.get_suptitle().replace("\n", " ")
+    assert "mean over dirichlet:1, dirichlet:3" in drawn.get_suptitle().replace("\n", " · ")
 
 
 def test_clients_are_named_by_their_models_where_these_differ():
@@ -95,3 +95,22 @@ def test_clients_that_are_better_off_than_alone_are_counted_below():
         "client",
         "clients better off than alone: fedavg 75 %, fedproto 0 %",
     ]
+
+
+def test_many_methods_have_a_legend_that_fits():
+    names = [f"method-{index}" for index in range(40)]
+    drawn = figure([a_comparison(*(a_run(name, 0, [0.25, 0.75]) for name in names))])
+    drawn.canvas.draw()
+    renderer = drawn.canvas.get_renderer()
+    legend = drawn.legends[0].get_window_extent(renderer)
+    assert 0 <= legend.y0 < legend.y1 <= drawn.bbox.y1
+    assert legend.x1 <= drawn.bbox.x1
+    assert not legend.overlaps(drawn.axes[0].get_tightbbox(renderer))
+    looks = {(bar.get_facecolor(), bar.get_hatch()) for bar in bars(drawn.axes[0])}
+    assert len(looks) == len(names)
+
+
+def test_a_client_with_another_model_for_each_method_is_one_client():
+    config = {**CONFIG, "model": {"fedgkt": "resnet2, resnet4", "fedavg": "mlp"}}
+    result = a_comparison(a_run("fedgkt", 0, [0.1, 0.2]), a_run("fedavg", 0, [0.3, 0.4]), config=config)
+    assert [tick.get_text() for tick in figure([result]).axes[0].get_xticklabels()] == ["0", "1"]

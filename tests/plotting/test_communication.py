@@ -47,5 +47,9 @@ def test_results_are_panels_with_what_differs_as_title():
     drawn = figure(results)
     assert [axes.get_title() for axes in drawn.axes] == ["mnist", "cifar10"]
     assert drawn.get_suptitle().startswith("inner-dirichlet:0.1 · 10 clients")
+    results = [
+        a_comparison(a_run("fedavg", 0, 1, 1), config={**CONFIG, "clients": clients}) for clients in (1, 5)
+    ]
+    assert [axes.get_title() for axes in figure(results).axes] == ["1 client", "5 clients"]
     with pytest.raises(ResultError, match="runs is empty"):
         figure([])

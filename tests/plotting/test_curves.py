@@ -58,6 +58,9 @@ def test_the_accuracies_that_are_named_have_a_panel_each():
     drawn = figure(comparison, names).axes
     titles = [axes.get_ylabel() for axes in drawn]
     assert titles == ["common accuracy (%)", "local accuracy (%)", "global accuracy (%)", "local top-5 (%)"]
+    # The last row may have fewer panels than the one above it.
+    drawn[0].figure.canvas.draw()
+    assert all(any(tick.label1.get_visible() for tick in axes.xaxis.get_major_ticks()) for axes in drawn)
     # The line connects the rounds in which it was measured.
     np.testing.assert_allclose(drawn[0].lines[0].get_xydata(), [[2, 25], [3, 50]])
     assert drawn[0].get_xlabel() == "round\nnot measured: fedavg"
@@ -128,7 +131,7 @@ def test_missing_rounds_are_bridged_and_seeds_may_differ():
 
 def test_without_a_global_model_there_is_no_empty_panel():
     drawn = figure(a_comparison(a_run("ktpfl", 0, [0.5])))
-    assert drawn.get_suptitle().replace("\n", " ").endswith("10 clients · seed 0")
+    assert drawn.get_suptitle().replace("\n", " · ").endswith("10 clients · seed 0")
     (axes,) = drawn.axes
     assert axes.get_xlabel() == "round\nno method here has a global model"
     low, high = axes.get_ylim()
@@ -143,6 +146,16 @@ def test_lines_that_coincide_are_seen_and_named():
     assert widths[0] > widths[1] > widths[3] == widths[2]
     assert axes.lines[0].get_markersize() > axes.lines[1].get_markersize()
     assert axes.get_xlabel().splitlines()[1] == "one line (within 0.2 points): fedavg, fedprox, feddf"
+
+
+def test_lines_that_coincide_for_a_part_are_seen_and_not_named():
+    """The one below is wider. Lines that only cross are not."""
+    together = a_run("fedhkd", 0, [0.25, 0.5, 0.75, 0.75], [0.25] * 4)
+    crossing = a_run("fedproto", 0, [0.5, 0.5, 0.25, 0.5], [0.5] * 4)
+    drawn = figure(a_comparison(a_run("fedavg", 0, [0.5, 0.625, 0.75, 0.75], [0.75] * 4), together, crossing))
+    below, above, alone = (line.get_linewidth() for line in drawn.axes[0].lines)
+    assert below > above == alone
+    assert drawn.axes[0].get_xlabel() == "round"
 
 
 @pytest.mark.parametrize(("shift", "shared"), [(0.0, True), (0.6, False)])

@@ -38,7 +38,12 @@ def test_lines_are_means_without_the_last_round_and_boxes_are_of_the_first():
     assert [tick.get_text() for tick in right.get_xticklabels()] == ["fedavg", "fedhyb"]
     dots = [line.get_ydata().tolist() for line in right.lines if line.get_marker() == "o"]
     assert dots == [[8.0, 4.0], [1.0]]
-    assert drawn.get_suptitle().replace("\n", " ").endswith("optimum: each run's own last global model")
+    assert right.get_ylim() == (0, pytest.approx(1.08 * 8))
+    assert [axes.get_title() for axes in drawn.axes] == [
+        "by rounds, smallest to largest seed",
+        "after the first round, by seed",
+    ]
+    assert drawn.get_suptitle().replace("\n", " · ").endswith("optimum: each run's own last global model")
 
 
 def test_coinciding_lines_are_wider_below_and_named():
@@ -47,6 +52,7 @@ def test_coinciding_lines_are_wider_below_and_named():
     ).axes
     assert left.lines[0].get_linewidth() > left.lines[1].get_linewidth()
     assert left.get_xlabel() == "round t\none line: fedavg, fedprox"
+    assert left.get_title() == "by rounds"
 
 
 @pytest.mark.parametrize("distances", [[None, None], [0.0], [None, 0.0]])

@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
+from flwr_kd import registry
 from flwr_kd.plotting import coefficients, landscape, samples, tsne
 from flwr_kd.plotting.curves import plot
+from flwr_kd.plotting.style import COLOURS, HATCHES, heading, palette, title_lines
 from flwr_kd.results.errors import ResultError
 from tests.plotting.examples import a_comparison, a_map, a_run, two_groups
 
@@ -63,6 +65,27 @@ def test_no_panel_overlaps_another_or_its_heading(comparison):
             name, accuracy = (text.get_window_extent(renderer) for text in (axes.title, axes.texts[0]))
             assert accuracy.y0 >= axes.get_window_extent(renderer).y1
             assert not axes.texts[0].get_text() or name.y1 > accuracy.y1
+
+
+def test_all_methods_have_lines_and_bars_of_their_own():
+    names = list(registry.methods())
+    lines = {(style["color"], str(style["linestyle"])) for style in palette(names).values()}
+    assert len(lines) == len(names) > 30
+    assert len(COLOURS) * len(HATCHES) >= len(names)
+    assert len(set(HATCHES)) == len(HATCHES)
+
+
+def test_titles_are_broken_between_their_parts():
+    parts = heading(
+        {"dataset": "digits", "partition": "inner-dirichlet:0.1", "clients": 1, "rounds": 1}, [0, 1]
+    )
+    assert parts == ["digits", "inner-dirichlet:0.1", "1 client", "1 round", "seeds 0, 1"]
+    assert title_lines(parts, 29) == ["digits · inner-dirichlet:0.1", "1 client · 1 round", "seeds 0, 1"]
+    assert title_lines(["a part that is longer than a line", "b"], 20) == [
+        "a part that is",
+        "longer than a line",
+        "b",
+    ]
 
 
 def test_what_the_pictures_of_models_refuse(comparison):

@@ -45,7 +45,7 @@ def test_marks_are_means_over_seeds_and_bars_their_intervals():
     np.testing.assert_allclose(bars.get_segments()[0][:, 1], [25 - 63.53, 25 + 63.53], atol=0.01)
     assert axes.get_xlabel() == "partition: dirichlet"
     assert axes.get_ylabel() == "global accuracy (%)"
-    assert drawn.get_suptitle().replace("\n", " ") == (
+    assert drawn.get_suptitle().replace("\n", " · ") == (
         "digits · 10 clients · 7 rounds · cnn · seeds 0, 1 · last round · mean and 95 % interval"
     )
     assert axes.get_xscale() == "linear"

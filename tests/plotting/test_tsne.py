@@ -11,7 +11,7 @@ from tests.plotting.examples import a_map, titles
 def test_maps_have_a_panel_per_method_and_a_colour_per_class(comparison):
     drawn = tsne.figure(comparison, {"ktpfl": a_map(), "fedavg": a_map((3, 9))}, seed=1)
     assert titles(drawn) == ["ktpfl", "fedavg"]
-    assert drawn.get_suptitle().replace("\n", " ") == (
+    assert drawn.get_suptitle().replace("\n", " · ") == (
         "digits · inner-dirichlet:0.1 · 10 clients · seed 1 · features of 10 to 15 samples of the common test set"
     )
     assert [axes.texts[0].get_text() for axes in drawn.axes] == [
