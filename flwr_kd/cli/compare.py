@@ -20,6 +20,7 @@ from flwr_kd.cli.log import showing_log
 from flwr_kd.cli.options import ARGUMENTS, RunOptions, UsageError, read_seeds, with_options
 from flwr_kd.cli.table import check_format, print_tables
 from flwr_kd.experiments.options import ExperimentOptions
+from flwr_kd.text import plural
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -254,7 +255,7 @@ def _says_how_to_resume(unfinished: Unfinished) -> Iterator[None]:
 def _kept(unfinished: Unfinished) -> str:
     """Say what is done of a comparison, and how to go on; nothing if no round is."""
     count = len(unfinished.runs)
-    parts = [f"{count} finished run{'' if count == 1 else 's'}"] if count else []
+    parts = [plural(count, "finished run")] if count else []
     parts += [f"{name} (seed {seed}) up to round {last}" for name, seed, last in unfinished.interrupted()]
     if not parts:
         return ""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from flwr_kd.results.errors import ResultError
 from flwr_kd.results.schema import Comparison, RunResult
+from flwr_kd.text import plural
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -203,9 +204,9 @@ def heading(config: Mapping[str, Any], seeds: Sequence[int]) -> list[str]:
     """Return the parts of a title: the settings that a figure's runs share, and their seeds if there are any."""
     parts = [str(config[name]) for name in ("dataset", "partition") if config.get(name) is not None]
     if config.get("clients") is not None:
-        parts.append(f"{config['clients']} client{'' if config['clients'] == 1 else 's'}")
+        parts.append(plural(config["clients"], "client"))
     if config.get("rounds") is not None:
-        parts.append(f"{config['rounds']} round{'' if config['rounds'] == 1 else 's'}")
+        parts.append(plural(config["rounds"], "round"))
     parts += _models(config.get("model"))
     if len(seeds) > _FEW_SEEDS:
         parts.append(f"{len(seeds)} seeds")

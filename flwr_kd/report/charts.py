@@ -16,7 +16,7 @@ __all__ = ["Chart", "Line", "Point", "draw", "limits", "style_class", "ticks"]
 WIDTH, HEIGHT = 520, 320
 """Of a chart, in units of its view box."""
 _LEFT, _RIGHT, _TOP, _BOTTOM = 56, 14, 12, 46
-_COLOURS, _DASHES = 7, 4
+_COLOURS, _DASHES = 7, 6
 _FEW_POINTS = 30
 _FEW_BANDS = 6
 """With more lines, the bands of highlighted ones alone are seen."""
@@ -81,6 +81,8 @@ class Chart:
         At least one, with at least one point.
     y_range : tuple of float
         Limits of the axis, the same for charts that stand side by side.
+    whole_x : bool
+        Whether the places are whole numbers, such as rounds.
     by_x : bool
         Whether all lines have the same places, so that the pointer shows the values of all lines at the nearest
         one; else it shows the nearest point.
@@ -98,6 +100,7 @@ class Chart:
     row_label: str
     lines: tuple[Line, ...]
     y_range: tuple[float, float]
+    whole_x: bool = False
     by_x: bool = True
     percent: bool = True
     notes: tuple[str, ...] = ()
@@ -128,17 +131,18 @@ def limits(values: Iterable[float], *, percent: bool = True) -> tuple[float, flo
     return (max(low, -1.0), min(high, 101.0)) if percent else (low, high)
 
 
-def ticks(low: float, high: float, most: int) -> list[float]:
-    """Return round numbers between two limits, at most ``most`` + 1 of them.
+def ticks(low: float, high: float, most: int, *, whole: bool = False) -> list[float]:
+    """Return round numbers between two limits, at most ``most`` + 1 of them; whole numbers if asked.
 
-    >>> ticks(0, 10, 5), ticks(0.2, 0.9, 4)
-    ([0.0, 2.0, 4.0, 6.0, 8.0, 10.0], [0.2, 0.4, 0.6, 0.8])
+    >>> ticks(0, 10, 5), ticks(0.2, 0.9, 4), ticks(0.5, 1.5, 8, whole=True)
+    ([0.0, 2.0, 4.0, 6.0, 8.0, 10.0], [0.2, 0.4, 0.6, 0.8], [1.0])
     """
     if not high > low:
         return [low]
     rough = (high - low) / most
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * (1 - 1e-9))
+    step = max(step, 1.0) if whole else step
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     return [float(f"{number * step:.12g}") for number in range(first, last + 1)]
 
@@ -204,7 +208,7 @@ def _axes(
         y = f"{to_y(value):.1f}"
         parts.append(element("line", x1=_LEFT, x2=right, y1=y, y2=y, class_="grid"))
         parts.append(element("text", _number(value), x=_LEFT - 8, y=y, dy="0.35em", text_anchor="end"))
-    for value in ticks(*x_range, 8):
+    for value in ticks(*x_range, 8, whole=chart.whole_x):
         x = f"{to_x(value):.1f}"
         parts.append(element("line", x1=x, x2=x, y1=bottom, y2=bottom + 5, class_="axis"))
         parts.append(element("text", _number(value), x=x, y=bottom + 18, text_anchor="middle"))

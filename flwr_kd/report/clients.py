@@ -12,6 +12,7 @@ from flwr_kd.report.html import Markup, element, table
 from flwr_kd.results.clients import ALONE, client_gains
 from flwr_kd.results.measures import ACCURACIES
 from flwr_kd.results.schema import Comparison, RunResult
+from flwr_kd.text import plural
 
 __all__ = ["distribution"]
 
@@ -113,9 +114,7 @@ def _summary(
     head = ["method", "worst", "lower quartile", "median", "upper quartile", "best"]
     if len(methods) > 1:
         head += [f"better off than {'' if reference == ALONE else 'with '}{reference}", "worse off"]
-    caption = (
-        f"{ACCURACIES[metric].title} of clients in percent, of {seeds} seed{'' if seeds == 1 else 's'}{name}"
-    )
+    caption = f"{ACCURACIES[metric].title} of clients in percent, of {plural(seeds, 'seed')}{name}"
     return table(head, rows, caption=caption)
 
 

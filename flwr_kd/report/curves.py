@@ -76,6 +76,7 @@ def _metric(results: Mapping[str, Comparison], styles: Mapping[str, int], name: 
                     row_label="round",
                     lines=tuple(found),
                     y_range=range_,
+                    whole_x=True,
                     percent=percent,
                     notes=(f"Not measured: {', '.join(absent)}.",) if absent else (),
                 )

@@ -8,6 +8,7 @@ from typing import Any
 
 from flwr_kd.report.html import Child, Markup, element, table
 from flwr_kd.results.schema import Comparison
+from flwr_kd.text import plural
 
 __all__ = ["commands", "configuration", "summary_of"]
 
@@ -20,8 +21,9 @@ def summary_of(config: Mapping[str, Any]) -> str:
     >>> summary_of({"dataset": "digits", "partition": "iid", "clients": 10, "rounds": 5, "model": "mlp"})
     'digits · iid · 10 clients · 5 rounds · mlp'
     """
-    units = {"dataset": "", "partition": "", "clients": " clients", "rounds": " rounds"}
-    parts = [f"{_text(config[name])}{unit}" for name, unit in units.items() if config.get(name) is not None]
+    parts = [_text(config[name]) for name in ("dataset", "partition") if config.get(name) is not None]
+    nouns = {"clients": "client", "rounds": "round"}
+    parts += [plural(config[name], noun) for name, noun in nouns.items() if config.get(name) is not None]
     model = config.get("model")
     if isinstance(model, Mapping):
         # A comparison may have other models for each method.

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from flwr_kd.report.charts import style_class
 from flwr_kd.report.page import page, write
 from flwr_kd.results.errors import ResultError
 from flwr_kd.results.schema import Comparison, RunResult
@@ -145,3 +146,27 @@ def test_a_report_is_written_and_overwritten(tmp_path: Path) -> None:
     assert first.startswith("<!doctype html>")
     write({"run": a_result("dirichlet:1")}, file)
     assert "dirichlet:1" in file.read_text(encoding="utf-8")
+
+
+def test_rounds_are_whole_numbers_and_one_is_no_plural() -> None:
+    result = a_result(clients=1, rounds=1)
+    text = page({"run": result})
+    assert "iid · 1 client · 1 round" in text
+    curves = [
+        chart for chart in re.findall(r"<figure.*?</figure>", text, re.DOTALL) if ">round</text>" in chart
+    ]
+    assert len(curves) == 3  # local and global accuracy, loss
+    for chart in curves:
+        # The ticks of the axis of rounds stand in the middle.
+        places = re.findall(r'text-anchor="middle">([^<]*)</text>', chart)
+        assert [place for place in places if place.replace(".", "").isdigit()] == ["1", "2", "3"]
+
+
+def test_all_methods_have_dashes_in_the_style_sheet() -> None:
+    """42 names have a line of their own."""
+    text = page({"run": a_result()})
+    assert len({style_class(number) for number in range(42)}) == 42
+    for number in range(42):
+        colour, dashes = style_class(number).split()
+        assert f".{colour} {{" in text
+        assert dashes == "d0" or f".{dashes} polyline" in text
