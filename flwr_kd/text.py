@@ -6,7 +6,7 @@ import difflib
 import re
 from collections.abc import Iterable
 
-__all__ = ["first_line", "plain", "plural", "shown", "similar", "unknown_name"]
+__all__ = ["clipped", "first_line", "plain", "plural", "shown", "similar", "unknown_name"]
 
 
 def shown(value: object) -> str:
@@ -20,6 +20,15 @@ def shown(value: object) -> str:
     if isinstance(value, int):
         return repr(value) if abs(value) < 2**64 else f"a number of {value.bit_length()} bits"
     return f"a {type(value).__name__}"
+
+
+def clipped(text: str, width: int) -> str:
+    """Return a text of at most that many characters, at least one; the last is "…" where more are left out.
+
+    >>> clipped("fedavg, learning-rate=0.01", 10), clipped("fedavg", 10)
+    ('fedavg, l…', 'fedavg')
+    """
+    return text if len(text) <= width else f"{text[: max(width - 1, 0)]}…"
 
 
 def similar(name: str, valid: Iterable[str]) -> str | None:

@@ -20,7 +20,7 @@ from flwr_kd.cli.log import showing_log
 from flwr_kd.cli.options import ARGUMENTS, RunOptions, UsageError, read_seeds, with_options
 from flwr_kd.cli.table import check_format, print_tables
 from flwr_kd.experiments.options import ExperimentOptions
-from flwr_kd.text import plural
+from flwr_kd.text import clipped, plural
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 __all__ = ["compare", "run_plan", "simulate"]
 
 _SEEDS = "0,1,2"
+_WIDE, _NUMBERS = 100, 59
+"""Columns that a bar beside numbers needs, and those that the numbers need: rounds, two accuracies, times."""
 
 
 @with_options
@@ -205,11 +207,14 @@ def run_plan(
     from flwr_kd.server.callbacks import Callback
     from flwr_kd.tracking import accuracies, open_logs
 
+    # On 80 columns there is no room for a bar beside the numbers, which would be cut.
+    wide = console.width >= _WIDE
+    room = max(8, console.width - (_NUMBERS + 16 + len("rounds") + 2 if wide else _NUMBERS))
     columns = (
         TextColumn("{task.description}"),
-        BarColumn(bar_width=16),
+        *([BarColumn(bar_width=16)] if wide else []),
         MofNCompleteColumn(),
-        TextColumn("rounds"),
+        *([TextColumn("rounds")] if wide else []),
         TextColumn("{task.fields[accuracy]}"),
         TimeElapsedColumn(),
         TextColumn("left"),
@@ -225,7 +230,9 @@ def run_plan(
         bar = progress.add_task("", total=plan.rounds, accuracy="")
 
         def begin(entry: comparison.Entry, experiment: Experiment, done: int) -> None:
-            progress.update(bar, description=f"{entry.name}, seed {experiment.seed}", accuracy="")
+            seed = f", seed {experiment.seed}"
+            name = clipped(entry.name, room - len(seed))
+            progress.update(bar, description=name + seed, accuracy="")
             if done:
                 # Rounds that took no time now must not make the time left look short.
                 progress.reset(bar, completed=int(progress.tasks[0].completed) + done)

@@ -11,7 +11,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from flwr_kd import registry
 from flwr_kd.cli.options import ARGUMENTS
-from flwr_kd.text import similar, unknown_name
+from flwr_kd.text import clipped, similar, unknown_name
 from flwr_kd.wording import assignment
 
 __all__ = ["Command", "Group", "columns", "definitions", "rows_of_width", "usage_error"]
@@ -61,7 +61,7 @@ def rows_of_width(rows: Sequence[Sequence[str]], width: int) -> Iterator[str]:
     widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
     for row in rows:
         line = "  ".join(f"{cell:{size}}" for cell, size in zip(row, widths, strict=True)).rstrip()
-        yield line if len(line) <= width else f"{line[: width - 1]}…"
+        yield clipped(line, width)
 
 
 class Command(TyperCommand):

@@ -251,6 +251,7 @@ class ExperimentOptions(DataOptions):
     attack: str | None = option(
         None,
         "what malicious clients do: label-flip[:TARGET], label-flip:permute, gaussian:SIGMA, sign-flip[:SCALE], "
-        "nan, payload[:KIND]",
+        "scale:SCALE, alie[:Z], ipm[:EPSILON], nan, payload[:KIND], prototype-swap, lma, cpa, count:N "
+        "or imitate:SHARE",
     )
     attackers: int = option(0, "number of malicious clients, drawn by the seed")

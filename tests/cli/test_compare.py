@@ -52,19 +52,26 @@ def test_simulate_writes_a_result_and_curves(command: Command, tmp_path: Path) -
     assert read.runs[0].rounds[-1].local_accuracy == local
 
 
-def test_the_bar_has_accuracy_and_time_left(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("columns", [80, 120])
+def test_the_bar_has_accuracy_and_time_left(
+    columns: int, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # As on a terminal, where each state of the bar is written.
-    for name, value in {"FORCE_COLOR": "1", "TERM": "xterm"}.items():
+    for name, value in {"FORCE_COLOR": "1", "TERM": "xterm", "COLUMNS": str(columns)}.items():
         monkeypatch.setenv(name, value)
     code, out, _ = command("simulate", "fedavg", *SMALL, "--out", "here")
     assert code == 0
     bar = next(
-        line for line in re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", out).splitlines() if "2/2 rounds" in line
+        line
+        for line in re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", out).splitlines()
+        if line.startswith("fedavg, seed 0") and "2/2" in line
     )
     rounds = files.load(Path("here")).runs[0].rounds
     assert rounds[-1].local_accuracy is not None
     assert f"local {100 * rounds[-1].local_accuracy:.1f} %" in bar
-    assert "left 0:00:00" in bar
+    # Nothing is cut; the bar itself is there where it has room.
+    assert re.search(r" % \d:\d\d:\d\d left 0:00:00 *$", bar)
+    assert ("━" in bar) == ("rounds" in bar) == (columns > 100)
 
 
 def test_a_warning_is_written_once_in_the_words_of_the_command(

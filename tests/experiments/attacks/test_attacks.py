@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import datasets
@@ -30,12 +31,20 @@ from flwr_kd.experiments.attacks import (
     WrongKnowledge,
     parse_attack,
 )
+from flwr_kd.experiments.attacks.texts import ATTACKS
+from flwr_kd.experiments.options import ExperimentOptions
 from flwr_kd.learning.batches import Batches, DatasetError
 from flwr_kd.strategies.fedgkt.messages import ClientFeatures
 from flwr_kd.strategies.fedhkd import HyperKnowledge
 from flwr_kd.strategies.fedproto.messages import Prototypes
 from flwr_kd.transport.payload import PayloadError
 from flwr_kd.transport.template import ArrayTemplate
+
+
+def test_the_options_help_names_every_form() -> None:
+    """It cannot be made from them, since the options are read without PyTorch."""
+    (help,) = (each.metadata["help"] for each in fields(ExperimentOptions) if each.name == "attack")
+    assert help.removeprefix("what malicious clients do: ").replace(" or ", ", ").split(", ") == list(ATTACKS)
 
 
 def rng() -> np.random.Generator:
