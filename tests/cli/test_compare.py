@@ -39,7 +39,7 @@ def test_simulate_writes_a_result_and_curves(command: Command, tmp_path: Path) -
     assert set(one["rounds"][0]) == {
         "round", "local_accuracy", "global_accuracy", "train_loss", "bytes_up", "bytes_down", "seconds",
         "participants", "failures", "local_top5", "server_accuracy", "clients", "available",
-        "global_top5", "round_trips",
+        "global_top5", "round_trips", "bytes_knowledge",
     }  # fmt: skip
     assert (tmp_path / "here" / "curves.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     assert f"result: {tmp_path / 'here' / 'result.json'}" in out
