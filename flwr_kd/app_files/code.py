@@ -131,7 +131,7 @@ def client_app(project: AppProject) -> str:
     note = "    # Put your own model and data sets here. They must be the same for every message.\n"
     build = """\
     common = common_test_data(context)
-    return method.client(model, train_set, test_set, context=context, common_test_set=common).to_client()"""
+    return method.client(model, train_set, test_set, context=context, common_test_set=common)"""
     if public:
         note = """\
     # Put your own model and data sets here. They must be the same for every message. Set public_set=... to the same
@@ -140,26 +140,23 @@ def client_app(project: AppProject) -> str:
         build = """\
     public = public_options(context, method)
     common = common_test_data(context)
-    return method.client(
-        model, train_set, test_set, context=context, common_test_set=common, **public
-    ).to_client()"""
+    return method.client(model, train_set, test_set, context=context, common_test_set=common, **public)"""
     return f'''\
 """The ClientApp: a client that trains on its part of the data set, or on its own data."""
 
 from flwr.app import Context
-from flwr.client import Client
-from flwr.clientapp import ClientApp
 
+from flwr_kd import KDClient, client_app
 from flwr_kd.experiments.run_config import {", ".join(helpers)}
 
 from . import METHODS
 
 
-def client_fn(context: Context) -> Client:
+def build(context: Context) -> KDClient:
     method = chosen_method(context, METHODS)
 {note}    model, train_set, test_set = client_data(context)
 {build}
 
 
-app = ClientApp(client_fn=client_fn)
+app = client_app(build)
 '''

@@ -15,11 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import Context, RecordDict
-from flwr.client import Client
 from flwr.clientapp import ClientApp
 from flwr.common.config import parse_config_args
 
-from flwr_kd import registry
+from flwr_kd import KDClient, client_app, registry
 from flwr_kd.checks import ConfigError
 from flwr_kd.experiments import run_config
 from flwr_kd.experiments.experiment import Experiment
@@ -360,22 +359,22 @@ def test_ktpfls_clients_need_no_public_data_where_the_server_has_it(
     context = KTPFL.context()
     context.node_config = {"partition-id": 0, "num-partitions": CLIENTS}
     with pytest.raises(ZeroDivisionError):
-        client.client_fn(context)
+        client.build(context)
 
 
 def test_ktpfls_client_with_other_public_data_is_refused(
     module: Module, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     """The refusal has the page's words. The run ends with too few clients, or goes on with the others."""
-    client_fn = module("ktpfl", "client_app").client_fn
+    build = module("ktpfl", "client_app").build
 
-    def other(context: Context) -> Client:
+    def other(context: Context) -> KDClient[Any]:
         limit = 50 if context.node_config["partition-id"] == 2 else 80
         own = {**context.run_config, "public-limit": limit}
         changed = Context(context.run_id, context.node_id, context.node_config, context.state, run_config=own)
-        return client_fn(changed)  # type: ignore[no-any-return]
+        return build(changed)  # type: ignore[no-any-return]
 
-    app = ClientApp(client_fn=other)
+    app = client_app(other)
     with pytest.raises(HandshakeError, match=r"2 clients fit, 3 are needed; refused: node \d+: its public"):
         run_ktpfl(module, tmp_path, app, public_limit=80)
     caplog.clear()
@@ -401,14 +400,14 @@ def test_ktpfls_client_that_lost_its_state(
 
     Inside a round the state is lost twice, since a message that fails does not change it, as in a simulation.
     """
-    client_fn, seen = module("ktpfl", "client_app").client_fn, Counter[Any]()
+    build, seen = module("ktpfl", "client_app").build, Counter[Any]()
 
-    def restarted(context: Context) -> Client:
+    def restarted(context: Context) -> KDClient[Any]:
         index = context.node_config["partition-id"]
         seen[index] += 1
         if index == 1 and seen[index] in before:
             context.state = RecordDict()
-        return client_fn(context)  # type: ignore[no-any-return]
+        return build(context)  # type: ignore[no-any-return]
 
     config: dict[str, Any] = {}
     if state_dir:
@@ -419,7 +418,7 @@ def test_ktpfls_client_that_lost_its_state(
         }
     undisturbed = run_ktpfl(module, tmp_path / "undisturbed")
     grid = {"node_configs": [config] * CLIENTS}
-    actual = run_ktpfl(module, tmp_path / "actual", ClientApp(client_fn=restarted), grid)
+    actual = run_ktpfl(module, tmp_path / "actual", client_app(restarted), grid)
     assert seen[1] == 1 + 2 * ROUNDS
     if state_dir:
         same_rounds(actual, undisturbed)

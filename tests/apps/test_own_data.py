@@ -13,11 +13,10 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Context, RecordDict
-from flwr.client import Client
 from flwr.clientapp import ClientApp
 from PIL import Image
 
-from flwr_kd import registry
+from flwr_kd import KDClient, client_app, registry
 from flwr_kd.checks import ConfigError
 from flwr_kd.data import ArrayDataset, DataError, load
 from flwr_kd.experiments import data
@@ -120,15 +119,15 @@ def tables(tmp_path: Path) -> list[str]:
     return [str(tmp_path / f"table-{client}.csv") for client in range(CLIENTS)]
 
 
-def hospital(client_app: Any) -> ClientApp:
+def hospital(module: Any) -> ClientApp:
     """Return the app for nodes whose config names no partition."""
 
-    def client_fn(context: Context) -> Client:
+    def build(context: Context) -> KDClient[Any]:
         for key in ("partition-id", "num-partitions"):
             del context.node_config[key]
-        return client_app.client_fn(context)  # type: ignore[no-any-return]
+        return module.build(context)  # type: ignore[no-any-return]
 
-    return ClientApp(client_fn=client_fn)
+    return client_app(build)
 
 
 def run_app(

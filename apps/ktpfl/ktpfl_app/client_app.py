@@ -1,24 +1,21 @@
 """The ClientApp: a client that trains on its part of the data set, or on its own data."""
 
 from flwr.app import Context
-from flwr.client import Client
-from flwr.clientapp import ClientApp
 
+from flwr_kd import KDClient, client_app
 from flwr_kd.experiments.run_config import chosen_method, client_data, common_test_data, public_options
 
 from . import METHODS
 
 
-def client_fn(context: Context) -> Client:
+def build(context: Context) -> KDClient:
     method = chosen_method(context, METHODS)
     # Put your own model and data sets here. They must be the same for every message. Set public_set=... to the same
     # samples in the same order at every client, or leave it out if the server has them.
     model, train_set, test_set = client_data(context)
     public = public_options(context, method)
     common = common_test_data(context)
-    return method.client(
-        model, train_set, test_set, context=context, common_test_set=common, **public
-    ).to_client()
+    return method.client(model, train_set, test_set, context=context, common_test_set=common, **public)
 
 
-app = ClientApp(client_fn=client_fn)
+app = client_app(build)
