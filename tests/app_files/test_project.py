@@ -107,7 +107,9 @@ def test_flower_builds_and_would_publish_every_methods_app(
     publish._validate_files(paths)
     publish._validate_description(config["project"]["description"])
     assert {path.relative_to(app).as_posix() for path in paths} == names - {".info/CONTENT"} | {".gitignore"}
-    assert "Skip" not in capsys.readouterr().out
+    # `build` has imported the package, and Python may keep what it compiled.
+    left_out = [line for line in capsys.readouterr().out.splitlines() if "Skip" in line]
+    assert [line for line in left_out if "__pycache__" not in line] == []
 
 
 @pytest.mark.parametrize("name", registry.methods())
