@@ -80,9 +80,9 @@ def main() -> None:
 def update(*, write: bool) -> list[str]:
     """Return the files that are not up to date, and write them if asked."""
     stale = []
-    for each in PROJECTS:
-        for name, text in each.files().items():
-            path = APPS / each.name / name
+    for app in PROJECTS:
+        for name, text in app.files().items():
+            path = APPS / app.name / name
             if name not in KEPT and (not path.is_file() or path.read_text(encoding="utf-8") != text):
                 stale.append(path.relative_to(APPS.parent).as_posix())
                 if write:

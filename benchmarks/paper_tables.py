@@ -24,24 +24,21 @@ _MEGABYTE = 10**6
 
 def loaded(folder: Path) -> dict[str, Document]:
     """Return the results by the experiment's name."""
-    return {
-        document["experiment"]: document
-        for path in sorted(folder.glob("*.json"))
-        for document in [json.loads(path.read_text(encoding="utf-8"))]
-    }
+    documents = (json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json")))
+    return {document["experiment"]: document for document in documents}
 
 
 def summary(folder: Path) -> tuple[Sequence[str], list[list[str]]]:
     """Return header and rows: of each paper, how many experiments have a result, and how many claims hold."""
     found, rows = loaded(folder), []
     for paper, experiments in library.papers().values():
-        names = [f"{paper.id}/{each.id}" for each in experiments]
+        names = [f"{paper.id}/{experiment.id}" for experiment in experiments]
         claims = [claim["verdict"] for name in names if name in found for claim in found[name]["claims"]]
-        counts = [str(sum(claim == each.value for claim in claims)) for each in DECIDED]
+        counts = [str(claims.count(verdict.value)) for verdict in DECIDED]
         rows.append(
             [f"[{paper.id}](#{paper.id})", f"{sum(n in found for n in names)} of {len(names)}", *counts]
         )
-    return ("paper", "experiments with a result", *(f"claims: {each.value}" for each in DECIDED)), rows
+    return ("paper", "experiments with a result", *(f"claims: {verdict.value}" for verdict in DECIDED)), rows
 
 
 def of_paper(folder: Path, paper: str) -> str:
@@ -82,7 +79,9 @@ def _experiment(name: str, experiment: PaperExperiment, document: Document) -> I
         yield ""
     if document["class-counts"]:
         header = ("cell", "clients", "classes of a client", "share of a client's largest class %")
-        yield from table(header, (_division(*each) for each in document["class-counts"].items()))
+        yield from table(
+            header, (_division(cell, counts) for cell, counts in document["class-counts"].items())
+        )
         yield ""
     for cell, reason in document["not-run"].items():
         yield f"Not run: {cell}: {reason}."
@@ -109,12 +108,12 @@ def _claim(claim: Mapping[str, Any]) -> tuple[str, ...]:
     agrees, of = claim["paper-agrees"]
     order = f"{claim['in-order']} of {claim['comparisons']}" if claim["comparisons"] else NONE
     margin = claim["mean-margin"]
-    found = None
+    difference = None
     if margin is not None:
         limits = margin["interval"]
-        found = Difference(margin["mean"], None if limits is None else (limits[0], limits[1]), ())
+        difference = Difference(margin["mean"], None if limits is None else (limits[0], limits[1]), ())
     own = f"{agrees} of {of}" if of else NONE
-    return claim["claim"], f"**{claim['verdict']}**", order, interval(found), own
+    return claim["claim"], f"**{claim['verdict']}**", order, interval(difference), own
 
 
 def _by_measure(cells: Sequence[Document]) -> dict[str, list[Document]]:
@@ -149,8 +148,8 @@ def _both(cell: Document | None, factor: float) -> str:
 def _rows(experiment: PaperExperiment, document: Document) -> Iterator[str]:
     """Yield what each row is above the controls and costs, as means over the cells."""
     costs: dict[str, list[Document]] = {}
-    for each in document["costs"]:
-        costs.setdefault(each["row"], []).append(each)
+    for cost in document["costs"]:
+        costs.setdefault(cost["row"], []).append(cost)
     if not costs:
         return
     measures = list(_by_measure(document["cells"]))
@@ -169,9 +168,9 @@ def _rows(experiment: PaperExperiment, document: Document) -> Iterator[str]:
             share = _mean(of_cells, "better-off")
             cells.append(NONE if share is None else f"{100 * share:.0f}")
         sent = [_mean(of_cells, name) for name in ("bytes-up", "bytes-down")]
-        cells.append(_short(sum(each or 0 for each in sent) / _MEGABYTE))
+        cells.append(_short(sum(number or 0 for number in sent) / _MEGABYTE))
         cells.append(_short(_mean(of_cells, "seconds")))
-        reached = [each for each in of_cells if "rounds-to-target" in each]
+        reached = [cell for cell in of_cells if "rounds-to-target" in cell]
         some = "" if len(reached) == len(of_cells) else f" ({len(reached)} of {len(of_cells)} cells)"
         for name, unit in (("rounds-to-target", 1), ("bytes-to-target", _MEGABYTE), ("seconds-to-target", 1)):
             value = _mean(reached, name)
@@ -199,7 +198,7 @@ def _above(cells: Sequence[Document], row: str, control: str, measure: str) -> s
 
 
 def _mean(of_cells: Sequence[Document], name: str) -> float | None:
-    values = [each[name]["mean"] for each in of_cells if name in each]
+    values = [cell[name]["mean"] for cell in of_cells if name in cell]
     return fmean(values) if values else None
 
 

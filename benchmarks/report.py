@@ -117,6 +117,11 @@ def document(name: str) -> dict[str, Any]:
     return dict(json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8")))
 
 
+def data_of(setting: Mapping[str, Any]) -> str:
+    """Return a part's data set and partition."""
+    return f"{NAMES[setting['dataset']]}, `{setting['partition']}`"
+
+
 def percent(values: Sequence[float | None]) -> str:
     present = [100 * value for value in values if value is not None]
     if not present:
@@ -196,7 +201,7 @@ def of_methods(*names: str) -> str:
     for part, setting in PAPERS_PARTS.items():
         if not (RESULTS / "accuracy" / part).exists():
             continue
-        label = f"{NAMES[setting['dataset']]}, `{setting['partition']}`"
+        label = data_of(setting)
         groups = loaded(part).by_method()
         for method in dict.fromkeys(("fedavg", *names)):
             runs = shown[method] = groups[method]
@@ -303,7 +308,7 @@ def baselines_of(*names: str) -> str:
     rows = []
     for part, setting in measured_baselines().items():
         groups = loaded(part, "baselines").by_method()
-        label = f"{NAMES[setting['dataset']]}, `{setting['partition']}`"
+        label = data_of(setting)
         for name in dict.fromkeys(("fedavg", "fedavg-ft", *names)):
             if name in groups:
                 rows.append([label, f"`{name}`", *against_fedavg(groups, name)])
@@ -328,7 +333,7 @@ def with_sgd() -> str:
     rows = []
     for part, setting in BASELINES_PARTS.items():
         groups = loaded(part, "sgd").by_method()
-        label = f"{NAMES[setting['dataset']]}, `{setting['partition']}`"
+        label = data_of(setting)
         reference = by_seed(groups[SGD[0]], local)
         for name in SGD:
             mine, whole = by_seed(groups[name], local), by_seed(groups[name], globally)
@@ -343,9 +348,7 @@ def with_sgd() -> str:
 def baselines_side_by_side() -> str:
     """Return the local accuracy of every row in all new parts."""
     parts = [loaded(part, "baselines").by_method() for part in measured_baselines()]
-    header = [
-        f"{NAMES[setting['dataset']]}, `{setting['partition']}`" for setting in measured_baselines().values()
-    ]
+    header = [data_of(setting) for setting in measured_baselines().values()]
     first = [
         "FedAvg's global model",
         *(percent([*by_seed(p["fedavg-ft"], on_clients).values()]) for p in parts),

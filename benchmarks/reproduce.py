@@ -71,8 +71,7 @@ class Piece:
         return None if seconds is None else seconds / 60
 
     def command(self, seeds: str) -> list[str]:
-        words = ["reproduce", self.name, "--seeds", seeds]
-        words += ["--scale", "small"]
+        words = ["reproduce", self.name, "--seeds", seeds, "--scale", "small"]
         if self.experiment.trained:
             # In this process and thread, so that the seconds of a round are those of one core.
             words += ["--backend", "inline", "--device", "cpu"]
@@ -81,11 +80,10 @@ class Piece:
 
 def pieces() -> list[Piece]:
     """Return all experiments that can be run here: those that train have a small version."""
-    found = []
-    for paper, experiment in library.every():
-        form = rules.small_form(experiment) if experiment.small else experiment
-        found.append(Piece(f"{paper.id}/{experiment.id}", form))
-    return found
+    return [
+        Piece(f"{paper.id}/{experiment.id}", rules.small_form(experiment) if experiment.small else experiment)
+        for paper, experiment in library.every()
+    ]
 
 
 def ordered(found: list[Piece]) -> list[tuple[Piece, float | None]]:

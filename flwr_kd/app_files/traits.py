@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from flwr_kd import registry
@@ -72,7 +72,7 @@ class Traits:
     def __init__(self, methods: Sequence[Method]) -> None:
         self.methods = tuple(methods)
         kinds = [method.strategy for method in methods]
-        self.model = self._agreed("model", lambda method: method.model)
+        self.model = _agreed("model", [(method, method.model) for method in methods])
         self.global_models = {method.global_model for method in methods}
         self.averages_models = any(kind.averages_models for kind in kinds)
         self.averages_knowledge = any(kind.averages_knowledge for kind in kinds)
@@ -90,16 +90,6 @@ class Traits:
         averaged = any(each.name == "global-model" for each in self.hyper_parameters)
         self.measures_model = True in self.global_models or averaged
 
-    def _agreed(self, name: str, value: Callable[[Method], Any]) -> Any:
-        first, *others = self.methods
-        for other in others:
-            if value(other) != value(first):
-                raise ConfigError(
-                    f"{first.name} and {other.name} have different defaults of {name}, {value(first)!r} and "
-                    f"{value(other)!r}: write an app for each"
-                )
-        return value(first)
-
     def _hyper_parameters(self) -> list[HyperParameter]:
         known: dict[str, list[tuple[Method, Any, str]]] = {}
         for method in self.methods:
@@ -110,15 +100,22 @@ class Traits:
             owners = [entry for entry in entries if name.replace("-", "_") not in entry[0].fixed]
             if not owners:
                 continue
-            first, default, text = entries[0]
-            for other, theirs, _ in entries[1:]:
-                if theirs != default:
-                    raise ConfigError(
-                        f"{first.name} and {other.name} have different defaults of {name}, {default!r} and "
-                        f"{theirs!r}: write an app for each"
-                    )
+            default = _agreed(name, [(method, default) for method, default, _ in entries])
+            text = entries[0][2]
             names = tuple(method.name for method, _, _ in owners)
             result.append(
                 HyperParameter(name, default, text, () if len(names) == len(self.methods) else names)
             )
         return result
+
+
+def _agreed(name: str, defaults: Sequence[tuple[Method, Any]]) -> Any:
+    """Return the default that methods share; refuse those that do not."""
+    (first, default), *others = defaults
+    for other, theirs in others:
+        if theirs != default:
+            raise ConfigError(
+                f"{first.name} and {other.name} have different defaults of {name}, {default!r} and {theirs!r}: "
+                "write an app for each"
+            )
+    return default

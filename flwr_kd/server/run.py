@@ -114,11 +114,11 @@ class Run:
     def state_privacy(self, rounds: int, *, so_far: bool = False) -> None:
         """Log how the clients' weights are protected in the whole run, or ``so_far`` where its end is not known."""
         strategy = self.strategy
-        lines = stated_privacy(strategy.config, strategy.phases, strategy.reply_arrays, rounds)
-        if so_far and rounds > 1:
-            # What is not covered stays the same.
-            del lines[-1:]
-        for line in lines:
+        # What is not covered is the same in each round.
+        uncovered = not so_far or rounds == 1
+        for line in stated_privacy(
+            strategy.config, strategy.phases, strategy.reply_arrays, rounds, uncovered=uncovered
+        ):
             log(INFO, "%s: %s", f"privacy up to round {rounds}" if so_far else "privacy", line)
 
     def execute(

@@ -53,7 +53,12 @@ def releases_per_round(phases: Sequence[str], reply_arrays: Collection[str]) -> 
 
 
 def stated_privacy(
-    config: MethodConfig, phases: Sequence[str], reply_arrays: Collection[str], rounds: int
+    config: MethodConfig,
+    phases: Sequence[str],
+    reply_arrays: Collection[str],
+    rounds: int,
+    *,
+    uncovered: bool = True,
 ) -> list[str]:
     """Return what a run states of the privacy of its clients' weights, one line each; nothing without any.
 
@@ -65,6 +70,8 @@ def stated_privacy(
         The strategy's phases, and those whose replies have weights.
     rounds : int
         Rounds of the run, at least 1; a client takes part in all of them, at most.
+    uncovered : bool
+        Whether the last line says what is not covered.
     """
     lines = []
     if config.dp_clip:
@@ -79,7 +86,7 @@ def stated_privacy(
     if config.dp_sgd_clip:
         epochs, noise = max(rounds * config.local_epochs, 1), config.dp_sgd_noise
         lines.append(_stated("dp-sgd", noise, lambda: sgd_budget(noise=noise, epochs=epochs, delta=DELTA)))
-    if lines:
+    if lines and uncovered:
         lines.append(_UNCOVERED)
     return lines
 

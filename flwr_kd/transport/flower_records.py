@@ -135,6 +135,10 @@ class Layout:
         """Whether arrays have the names of the model's ``state_dict``; else their positions count."""
         return self is MESSAGES
 
+    def records_of_metrics(self, content: RecordDict) -> Mapping[str, Any]:
+        """Return the records of a reply among which the one with its numbers is."""
+        return content.metric_records if self.named else content.config_records
+
 
 def _of_numpy_clients(ins: str, res: str) -> Layout:
     metrics, count = f"{res}.metrics", (f"{res}.num_examples", "num_examples")
@@ -372,8 +376,8 @@ def _num_examples(content: RecordDict, layout: Layout) -> int:
 
 
 def _metrics(content: RecordDict, layout: Layout) -> dict[str, float]:
-    records: Mapping[str, Any] = content.metric_records if layout.named else content.config_records
-    record, other = _record(records, layout.metrics), layout.count[1] if layout.named else None
+    record = _record(layout.records_of_metrics(content), layout.metrics)
+    other = layout.count[1] if layout.named else None
     numbers = {
         k: v
         for k, v in record.items()

@@ -190,11 +190,8 @@ class AttackedGrid(Grid):
         """Replace what the attackers of a complete phase send."""
         payloads = [payload for _, payload in phase.honest if payload is not None]
         for message_id, reply in phase.attackers.items():
-            layout, content, config = (
-                layout_of(reply.content),
-                reply.content,
-                _config(phase.asked[message_id]),
-            )
+            content, config = reply.content, _config(phase.asked[message_id])
+            layout = layout_of(content)
             partition = int(str(_metrics(reply).pop(ATTACKER)))
             sent = _arrays(reply)
             form = [(array.shape, array.dtype) for array in sent]
@@ -228,9 +225,8 @@ def _honest(reply: Message) -> list[tuple[list[NDArray], bytes | None]]:
 
 def _metrics(reply: Message) -> Any:
     """Return the record with a reply's numbers; an empty one if there is none."""
-    layout, content = layout_of(reply.content), reply.content
-    records: Any = content.metric_records if layout.named else content.config_records
-    return records.get(layout.metrics, {})
+    layout = layout_of(reply.content)
+    return layout.records_of_metrics(reply.content).get(layout.metrics, {})
 
 
 def _config(message: Message) -> Any:
