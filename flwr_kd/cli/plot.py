@@ -160,18 +160,21 @@ def plot_curves(
     accuracies: Annotated[
         str | None,
         typer.Option(
-            help="accuracies separated by commas, a panel each, such as common-accuracy,global-on-clients; local "
-            "and global accuracy if not set"
+            help="accuracies and training-loss separated by commas, a panel each, such as "
+            "common-accuracy,global-on-clients; local and global accuracy if not set"
         ),
     ] = None,
+    over: Annotated[
+        str, typer.Option(help="rounds; or bytes or seconds, those of all rounds so far")
+    ] = "rounds",
     out: PlotOut = None,
 ) -> None:
-    """Draw accuracies over rounds."""
+    """Draw accuracies, or the training loss, over rounds, bytes or seconds."""
     from flwr_kd.plotting import curves
 
     target, comparison = _target_and_result(result_dir, out, "curves")
     names = [] if accuracies is None else accuracies.split(",")
-    print(f"curves: {curves.plot(comparison, target, names).resolve()}")
+    print(f"curves: {curves.plot(comparison, target, names, over=over).resolve()}")
 
 
 @plots.command("samples", cls=Command)

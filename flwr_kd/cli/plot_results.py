@@ -71,7 +71,7 @@ def plot_classes(
 
     results = read_results(result_dirs)
     config = shared_config(results.values())
-    panels, seeds = {}, set()
+    panels, seeds, names = {}, set(), set()
     for folder, comparison in results.items():
         run = next(iter(comparison.one_each(seed).values()))
         if not run.histogram:
@@ -81,8 +81,12 @@ def plot_classes(
             )
         panels[name_of(folder, comparison, config)] = run.histogram
         seeds.add(run.seed)
+        names.add(tuple(run.class_names))
     title = heading({name: config[name] for name in config if name not in ("rounds", "model")}, sorted(seeds))
-    picture = classes.plot(panels, target_of(result_dirs, out, "classes"), title=title, dots=dots)
+    # Results of different classes have numbers.
+    shared = names.pop() if len(names) == 1 else ()
+    target = target_of(result_dirs, out, "classes")
+    picture = classes.plot(panels, target, title=title, dots=dots, class_names=shared)
     print(f"classes: {picture.resolve()}")
 
 
@@ -110,7 +114,8 @@ def plot_partition(
         bundle, splits = bundle_of(experiment), client_splits(experiment)
         panels[spec] = histogram(bundle.train.y, [train for train, _ in splits], bundle.num_classes)
     title = heading({**values, "partition": None}, [options.seed])
-    print(f"partition: {classes.plot(panels, out, title=title, dots=dots).resolve()}")
+    picture = classes.plot(panels, out, title=title, dots=dots, class_names=bundle.class_names)
+    print(f"partition: {picture.resolve()}")
 
 
 @plots.command("sweep", cls=Command)

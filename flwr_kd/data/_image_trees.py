@@ -83,7 +83,7 @@ def tiny_imagenet(data_dir: Path | None) -> Source:
             )
         test_paths.append(root / "val" / "images" / cells[0])
         test_labels.append(classes.index(cells[1]))
-    return Source(_part(paths, labels), _part(test_paths, test_labels), len(classes))
+    return Source(_part(paths, labels), _part(test_paths, test_labels), len(classes), tuple(classes))
 
 
 def chexpert(data_dir: Path | None) -> Source:
@@ -124,7 +124,7 @@ def chexpert(data_dir: Path | None) -> Source:
             f"{_TEST_EVERY}, or none of the others"
         )
     train, test = (_part(*zip(*part, strict=True)) for part in parts)
-    return Source(train, test, len(CHEXPERT_FINDINGS))
+    return Source(train, test, len(CHEXPERT_FINDINGS), tuple(CHEXPERT_FINDINGS))
 
 
 def _positive(cell: str | None, name: str, where: str) -> bool:

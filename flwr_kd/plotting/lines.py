@@ -93,13 +93,15 @@ def interval_of_mean(values: FloatArray) -> tuple[FloatArray, FloatArray]:
     return low, high
 
 
-def draw_line(axes: Axes, curve: Curve, style: dict[str, Any], *, below: int, markers: bool) -> None:
+def draw_line(
+    axes: Axes, curve: Curve, style: dict[str, Any], *, below: int, markers: bool, percent: bool = True
+) -> None:
     """Draw the mean over seeds, and a band of ± one standard deviation (ddof = 1) where two seeds have a value.
 
     Parameters
     ----------
     axes : Axes
-        Of Matplotlib, in percent.
+        Of Matplotlib.
     curve : Curve
         At least one position.
     style : dict
@@ -108,6 +110,8 @@ def draw_line(axes: Axes, curve: Curve, style: dict[str, Any], *, below: int, ma
         Number of lines that lie on it and are drawn later. The line is wider by it, so that its edges are seen.
     markers : bool
         Whether each position has a dot.
+    percent : bool
+        Whether the values are, so that the band ends at 100.
     """
     places, values = curve
     mean = np.nanmean(values, axis=0)
@@ -122,7 +126,7 @@ def draw_line(axes: Axes, curve: Curve, style: dict[str, Any], *, below: int, ma
     axes.fill_between(
         places[several],
         np.maximum(low, 0.0),
-        np.minimum(high, 100.0),
+        np.minimum(high, 100.0) if percent else high,
         color=style["color"],
         alpha=0.15,
         linewidth=0,

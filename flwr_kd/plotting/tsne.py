@@ -21,11 +21,15 @@ from flwr_kd.plotting.style import (
     write_picture,
 )
 from flwr_kd.results.schema import Comparison
+from flwr_kd.text import clipped
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 __all__ = ["figure", "plot"]
+
+_NAME = 24
+"""Characters of a class's name for which there is room."""
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 
@@ -92,7 +96,8 @@ def figure(
         axes.set_yticks([])
         axes.spines[:].set_color("0.8")
     handles = [Line2D([], [], linestyle="", markersize=5, **look) for look in looks.values()]
-    names = [f"class {label}" for label in classes]
+    known = next(iter(runs.values())).class_names
+    names = [clipped(known[label], _NAME) if known else f"class {label}" for label in classes]
     add_legend(drawn, handles, names)
     add_title(
         drawn,

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from flwr_kd.report.html import Markup, element, table
 from flwr_kd.results.schema import Comparison
+from flwr_kd.text import clipped
 
 __all__ = ["class_maps"]
 
@@ -14,6 +15,8 @@ _MOST_SIDE, _LEAST_SIDE = 44.0, 5.0
 _MOST_NUMBERS = 400
 _MOST_LABELS = 25
 _FAINTEST = 0.1
+_NAME, _CHARACTER, _DIGITS = 24, 7.5, 3
+"""Characters of a class's name, the width of one, and the number of those for which there is room anyway."""
 
 
 def class_maps(results: Mapping[str, Comparison]) -> Markup:
@@ -24,7 +27,8 @@ def class_maps(results: Mapping[str, Comparison]) -> Markup:
     for title, (seed, rows) in histograms.items():
         name = "" if len(results) == 1 else f" – {title}"
         if rows:
-            parts.append(_map(rows, most, f"training samples per client and class{name}", seed))
+            named = next((run.class_names for run in results[title].runs if run.class_names), [])
+            parts.append(_map(rows, most, f"training samples per client and class{name}", seed, named))
         else:
             parts.append(
                 element(
@@ -45,12 +49,14 @@ def _histogram(comparison: Comparison) -> tuple[int, list[list[int]]]:
     return 0, []
 
 
-def _map(rows: Sequence[Sequence[int]], most: int, title: str, seed: int) -> Markup:
+def _map(rows: Sequence[Sequence[int]], most: int, title: str, seed: int, names: Sequence[str]) -> Markup:
     clients, classes = len(rows), len(rows[0])
     side = min(max(_WIDE / clients, _LEAST_SIDE), _MOST_SIDE)
     height = min(side, 28.0)
     numbers = clients * classes <= _MOST_NUMBERS and side >= 24
-    width, tall = _LEFT + side * clients + 8, _TOP + height * classes + _BOTTOM
+    labels = [clipped(name, _NAME) for name in names] or [str(label) for label in range(classes)]
+    left = _LEFT + _CHARACTER * max(0, max(map(len, labels)) - _DIGITS)
+    width, tall = left + side * clients + 8, _TOP + height * classes + _BOTTOM
     samples = sorted(sum(row) for row in rows)
     present = sorted(sum(count > 0 for count in row) for row in rows)
     meaning = (
@@ -60,23 +66,23 @@ def _map(rows: Sequence[Sequence[int]], most: int, title: str, seed: int) -> Mar
     picture = element(
         "svg",
         [
-            _cell(client, label, count, most, side, height, numbers)
+            _cell(client, label, count, most, (left, side, height), numbers)
             for client, row in enumerate(rows)
             for label, count in enumerate(row)
             if count
         ],
-        element("rect", x=_LEFT, y=_TOP, width=side * clients, height=height * classes, class_="frame"),
+        element("rect", x=left, y=_TOP, width=side * clients, height=height * classes, class_="frame"),
         [
             element(
-                "text", client, x=f"{_LEFT + side * (client + 0.5):.1f}", y=tall - 26, text_anchor="middle"
+                "text", client, x=f"{left + side * (client + 0.5):.1f}", y=tall - 26, text_anchor="middle"
             )
             for client in range(0, clients, _step(clients, int(_WIDE // 26)))
         ],
         [
             element(
                 "text",
-                label,
-                x=_LEFT - 6,
+                labels[label],
+                x=left - 6,
                 y=f"{_TOP + height * (label + 0.5):.1f}",
                 dy="0.35em",
                 text_anchor="end",
@@ -84,7 +90,7 @@ def _map(rows: Sequence[Sequence[int]], most: int, title: str, seed: int) -> Mar
             for label in range(0, classes, _step(classes, int(height * classes // 12)))
         ],
         element(
-            "text", "client", x=_LEFT + side * clients / 2, y=tall - 6, text_anchor="middle", class_="label"
+            "text", "client", x=left + side * clients / 2, y=tall - 6, text_anchor="middle", class_="label"
         ),
         element(
             "text",
@@ -98,9 +104,9 @@ def _map(rows: Sequence[Sequence[int]], most: int, title: str, seed: int) -> Mar
         role="img",
         tabindex=0,
         aria_label=f"{title}: {meaning}. The numbers are in the table below.",
-        data_grid=f"{_LEFT} {_TOP} {side:.4f} {height:.4f}",
+        data_grid=f"{left:g} {_TOP} {side:.4f} {height:.4f}",
     )
-    head = ["client", *(f"class {label}" for label in range(classes)), "all"]
+    head = ["client", *(names or [f"class {label}" for label in range(classes)]), "all"]
     body = [[client, *row, sum(row)] for client, row in enumerate(rows)]
     return element(
         "figure",
@@ -113,9 +119,10 @@ def _map(rows: Sequence[Sequence[int]], most: int, title: str, seed: int) -> Mar
 
 
 def _cell(
-    client: int, label: int, count: int, most: int, side: float, height: float, numbers: bool
+    client: int, label: int, count: int, most: int, place: tuple[float, float, float], numbers: bool
 ) -> list[Markup | None]:
-    x, y, share = _LEFT + side * client, _TOP + height * label, count / most
+    left, side, height = place
+    x, y, share = left + side * client, _TOP + height * label, count / most
     rect = element(
         "rect",
         x=f"{x:.2f}",

@@ -74,11 +74,14 @@ class RunResult:
     label : str
         Name of the run where the same method runs with several settings; the method's name if empty. Of letters,
         digits, spaces and ``.,_=+*()-``, since folders are named by it.
+    class_names : list of str
+        Names of the classes, in their order, where the data has them; empty if not.
 
     Raises
     ------
     ResultError
-        If the rounds are not in order, the label has another character, or a value cannot be written as JSON.
+        If the rounds are not in order, the label has another character, there are not as many names as classes, or
+        a value cannot be written as JSON.
     """
 
     method: str
@@ -88,6 +91,7 @@ class RunResult:
     histogram: list[list[int]] = field(default_factory=list)
     label: str = ""
     parameters: dict[str, float] = field(default_factory=dict)
+    class_names: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if not isinstance(self.method, str) or not self.method:
@@ -106,6 +110,12 @@ class RunResult:
             raise ResultError(f"histogram must have one width, got {sorted({len(row) for row in rows})}")
         checked = [[whole_number("histogram", value, 0, error=ResultError) for value in row] for row in rows]
         object.__setattr__(self, "histogram", checked)
+        names = json_value("class_names", self.class_names)
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise ResultError("class_names must be a list of texts")
+        if names and checked and len(names) != len(checked[0]):
+            raise ResultError(f"class_names must name {len(checked[0])} classes, got {len(names)} names")
+        object.__setattr__(self, "class_names", names)
         if unknown := sorted(set(self.parameters) - set(_PARAMETERS)):
             raise ResultError(f"parameters may have {', '.join(_PARAMETERS)}, got {unknown[0]!r}")
         counts = {
@@ -356,6 +366,7 @@ class Comparison:
                     "rounds": [result.to_json() for result in run.rounds],
                     **({"parameters": run.parameters} if run.parameters else {}),
                     "histogram": run.histogram,
+                    **({"class_names": run.class_names} if run.class_names else {}),
                 }
                 for run in self.runs
             ],
@@ -395,7 +406,7 @@ class Comparison:
                 where,
                 entry,
                 ("method", "seed", "hyperparameters", "rounds", "histogram"),
-                ("label", "parameters"),
+                ("label", "parameters", "class_names"),
             )
             rounds = []
             for position, values in enumerate(check_list(f"{where}.rounds", entry["rounds"])):

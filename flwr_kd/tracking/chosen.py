@@ -82,8 +82,9 @@ def open_logs(choices: Sequence[LogChoice], folder: Path, home: Path | None = No
     choices : sequence of LogChoice
         From :func:`chosen_logs`.
     folder : Path
-        The result's. TensorBoard's files go into ``tensorboard/`` in it, or into a folder of its name in the DIR
-        that is given.
+        The result's. TensorBoard's files go into ``tensorboard/`` in it, or, in the DIR that is given, into a
+        folder of its name below ``runs/`` or the working directory (of its whole path if it is elsewhere), so that
+        results with one last name do not meet.
     home : Path, optional
         Where MLflow's database and W&B's files go if the user names no place. None: into the working directory, as
         these packages do by themselves.
@@ -98,7 +99,7 @@ def open_logs(choices: Sequence[LogChoice], folder: Path, home: Path | None = No
 
 def _open(choice: LogChoice, folder: Path, home: Path | None) -> RunLog:
     if choice.kind == "tensorboard":
-        target = Path(choice.target) / folder.name if choice.target else folder / "tensorboard"
+        target = Path(choice.target) / _below(folder, home) if choice.target else folder / "tensorboard"
         return TensorBoardLog(target)
     if choice.kind == "mlflow":
         uri = choice.target
@@ -107,3 +108,12 @@ def _open(choice: LogChoice, folder: Path, home: Path | None) -> RunLog:
             uri = f"sqlite:///{home / 'mlflow.db'}"
         return MLflowLog(uri)
     return WandbLog(choice.target, group=folder.name, folder=home)
+
+
+def _below(folder: Path, home: Path | None) -> Path:
+    """Return a result's folder without what it shares with those beside it."""
+    folder, here = folder.absolute(), Path.cwd()
+    for base in ([home.absolute() / "runs"] if home else []) + [here / "runs", here]:
+        if folder != base and folder.is_relative_to(base):
+            return folder.relative_to(base)
+    return folder.relative_to(folder.anchor)

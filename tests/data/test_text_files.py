@@ -47,6 +47,7 @@ def test_20newsgroups_from_oranges_files(tmp_path: Path, how: str) -> None:
     # Classes are numbered in the order of their names: rec.autos, rec.sport.hockey, sci.space.
     assert bundle.test.y.tolist() == [2, 1, 0] * 5
     assert bundle.num_classes == 3
+    assert bundle.class_names == ("rec.autos", "rec.sport.hockey", "sci.space")
     assert bundle.input_shape == (bundle.train.x.shape[1],)
     assert torch.allclose(bundle.train.x.norm(dim=1), torch.ones(48))
     # Words determine the topic: every test text is nearest to the training texts of its own class.
@@ -79,12 +80,17 @@ def test_20newsgroups_from_scikit_learn(tmp_path: Path, monkeypatch: pytest.Monk
     def fetch(data_home: str | None, subset: str, shuffle: bool) -> Any:
         calls.append((data_home, subset, shuffle))
         rows = texts(TOPICS, 10 if subset == "train" else 3)
-        return Bunch(data=[text for text, _ in rows], target=np.array([k for _, k in rows]))
+        return Bunch(
+            data=[text for text, _ in rows],
+            target=np.array([k for _, k in rows]),
+            target_names=[f"group.{number}" for number in range(20)],
+        )
 
     monkeypatch.setattr(sklearn.datasets, "fetch_20newsgroups", fetch)
     bundle = load("20newsgroups", data_dir=str(tmp_path))
     assert calls == [(str(tmp_path), "train", False), (str(tmp_path), "test", False)]
     assert (len(bundle.train), len(bundle.test), bundle.num_classes) == (24, 9, 20)
+    assert bundle.class_names[7] == "group.7"
 
     def fail(**kwargs: Any) -> None:
         raise URLError("no network")

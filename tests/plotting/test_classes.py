@@ -61,3 +61,14 @@ def test_a_division_without_samples_is_refused(histogram):
         figure({"a": histogram})
     with pytest.raises(ResultError, match="there is no division of data to draw"):
         figure({})
+
+
+def test_classes_have_their_names_where_there_is_room():
+    names = ["apple", "a very long name of a class of fruit", "c$t"]
+    axes = panels(figure({"a": ONE, "b": OTHER}, class_names=names))[0]
+    shown = [tick.get_text() for tick in axes.get_yticklabels()]
+    assert shown == ["apple", "a very long name of a c…", "c$t"]
+    many = panels(figure({"a": np.ones((2, 40), dtype=int)}, class_names=[f"n{x}" for x in range(40)]))[0]
+    assert "n0" not in [tick.get_text() for tick in many.get_yticklabels()]
+    with pytest.raises(ResultError, match="2 names for 3 classes"):
+        figure({"a": ONE}, class_names=names[:2])

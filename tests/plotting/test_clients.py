@@ -40,7 +40,7 @@ def test_a_bar_is_the_mean_over_seeds_with_its_interval():
     np.testing.assert_allclose(
         first.errorbar.lines[2][0].get_segments()[0][:, 1], [30 - 127.06, 30 + 127.06], atol=0.01
     )
-    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["0", "1"]
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["1", "0"]
     assert axes.get_ylim()[0] == 0
     assert [text.get_text() for text in drawn.legends[0].get_texts()] == ["fedavg", "fedproto"]
     assert (
@@ -68,7 +68,7 @@ def test_clients_are_named_by_their_models_where_these_differ():
     config = {**CONFIG, "model": {"fedgkt": "resnet2, resnet4"}}
     result = a_comparison(a_run("fedgkt", 0, [0.1, 0.2, 0.3, 0.6]), config=config)
     labels = [tick.get_text() for tick in figure([result]).axes[0].get_xticklabels()]
-    assert labels == ["0\nresnet2", "1\nresnet4", "2\nresnet2", "3\nresnet4"]
+    assert labels == ["3\nresnet4", "2\nresnet2", "1\nresnet4", "0\nresnet2"]
     axes = figure([result], by_model=True).axes[0]
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ["resnet2", "resnet4"]
     np.testing.assert_allclose([bar.get_height() for bar in bars(axes)], [20, 40])
@@ -92,7 +92,7 @@ def test_clients_that_are_better_off_than_alone_are_counted_below():
     alone = [a_run("alone", 0, [0.1, 0.7]), a_run("alone", 1, [0.1, 0.1])]
     (axes,) = figure([a_comparison(*runs, *alone)]).axes
     assert axes.get_xlabel().splitlines() == [
-        "client",
+        "client, sorted by fedavg",
         "clients better off than alone: fedavg 75 %, fedproto 0 %",
     ]
 
@@ -113,4 +113,20 @@ def test_many_methods_have_a_legend_that_fits():
 def test_a_client_with_another_model_for_each_method_is_one_client():
     config = {**CONFIG, "model": {"fedgkt": "resnet2, resnet4", "fedavg": "mlp"}}
     result = a_comparison(a_run("fedgkt", 0, [0.1, 0.2]), a_run("fedavg", 0, [0.3, 0.4]), config=config)
-    assert [tick.get_text() for tick in figure([result]).axes[0].get_xticklabels()] == ["0", "1"]
+    assert [tick.get_text() for tick in figure([result]).axes[0].get_xticklabels()] == ["1", "0"]
+
+
+def test_clients_stand_in_the_order_of_the_first_method_and_models_in_their_own():
+    config = {**CONFIG, "model": "mlp,lenet,cnn"}
+    result = a_comparison(
+        a_run("fedavg", 0, [0.2, 0.9, 0.5]), a_run("fedmd", 0, [0.8, 0.1, 0.4, 0.7]), config=config
+    )
+    axes = figure([result]).axes[0]
+    labels = [tick.get_text().split("\n")[0] for tick in axes.get_xticklabels()]
+    assert labels == ["1", "2", "0", "3"]
+    np.testing.assert_allclose(
+        [bar.get_height() for bar in sorted(bars(axes), key=lambda bar: bar.get_x())],
+        [90, 10, 50, 40, 20, 80, 70],
+    )
+    by_model = figure([result], by_model=True).axes[0]
+    assert [tick.get_text() for tick in by_model.get_xticklabels()] == ["cnn", "lenet", "mlp"]

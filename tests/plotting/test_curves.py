@@ -203,3 +203,47 @@ def test_nothing_to_plot(tmp_path):
     with pytest.raises(ResultError, match="runs is empty"):
         plot(a_comparison(), tmp_path / "a.png")
     assert not (tmp_path / "a.png").exists()
+
+
+def with_costs(method, seed, losses, megabytes, seconds=1.0):
+    rounds = tuple(
+        RoundResult(number, 0.1 * number, None, loss, up * 10**6, 10**6, seconds, 2, 0)
+        for number, (loss, up) in enumerate(zip(losses, megabytes, strict=True), start=1)
+    )
+    return RunResult(method, seed, rounds)
+
+
+def test_over_bytes_and_seconds_a_place_is_what_all_rounds_so_far_have_cost():
+    comparison = a_comparison(
+        with_costs("fedavg", 0, [2.0, 1.0], [1, 1]),
+        with_costs("fedavg", 1, [2.0, 1.0], [3, 5], seconds=3.0),
+        with_costs("fedmd", 0, [2.0, 1.0], [0, 0]),
+    )
+    (axes,) = figure(comparison, ["local-accuracy"], over="bytes").axes
+    # Up and down: 2 and 4 MB with seed 0, 4 and 10 with seed 1.
+    np.testing.assert_allclose(axes.lines[0].get_xydata(), [[3, 10], [7, 20]])
+    np.testing.assert_allclose(axes.lines[1].get_xydata(), [[1, 10], [2, 20]])
+    assert axes.get_xlabel().replace("\n", " ") == "MB of all rounds so far, all clients, up and down"
+    (axes,) = figure(comparison, ["local-accuracy"], over="seconds").axes
+    np.testing.assert_allclose(axes.lines[0].get_xdata(), [2, 4])
+    assert axes.get_xlabel() == "seconds of all rounds so far"
+    with pytest.raises(ResultError, match=r"unknown over 'byte' .*valid: rounds, bytes, seconds"):
+        figure(comparison, over="byte")
+
+
+def test_the_training_loss_is_drawn_in_its_own_unit():
+    comparison = a_comparison(
+        with_costs("fedavg", 0, [220.0, 1.0], [1, 1]),
+        with_costs("fedavg", 1, [420.0, 3.0], [1, 1]),
+        with_costs("fedmd", 0, [320.0, 2.1], [1, 1]),
+    )
+    left, right = figure(comparison, ["local-accuracy", "training-loss"]).axes
+    assert (left.get_ylabel(), right.get_ylabel()) == ("local accuracy (%)", "training loss")
+    np.testing.assert_allclose(right.lines[0].get_ydata(), [320, 2])
+    assert right.collections[0].get_paths()[0].vertices[:, 1].max() > 400
+    assert right.get_ylim()[1] > 320 > 102 >= left.get_ylim()[1]
+    # Of a range of 318, a tenth is less than a line's width.
+    assert "one line" in right.get_xlabel()
+    none = a_comparison(a_run("fedavg", 0, [0.1, 0.2]))
+    with pytest.raises(ResultError, match="training-loss was not measured in any run"):
+        figure(none, ["train_loss"])

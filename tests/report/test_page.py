@@ -51,6 +51,17 @@ def test_it_shows_everything_that_a_result_has() -> None:
     assert "training loss" in seen
 
 
+def test_classes_have_the_names_that_the_data_gives_them() -> None:
+    result = a_result()
+    names = ["apple", "a name that is longer than there is room", "<b>"]
+    runs = tuple(replace(run, class_names=names) for run in result.runs)
+    text = page({"run": replace(result, runs=runs)})
+    seen = plain_text(text)
+    assert f"client {' '.join(names)} all 0 5 0 7 12" in seen
+    assert "a name that is longer t…" in seen
+    assert "<b>" not in text
+
+
 def test_without_a_script_each_chart_has_its_values_in_a_table() -> None:
     text = page({"run": a_result()})
     figures = re.findall(r"<figure.*?</figure>", text, re.DOTALL)

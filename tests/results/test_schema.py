@@ -56,7 +56,8 @@ def runs_of(draw, method: str, seed: int) -> RunResult:
     ]
     width = draw(st.integers(0, 3))
     histogram = draw(st.lists(st.lists(whole, min_size=width, max_size=width), max_size=3))
-    return RunResult(method, seed, tuple(rounds), draw(mappings), histogram)
+    names = draw(st.one_of(st.just([]), st.lists(st.text(), min_size=width, max_size=width)))
+    return RunResult(method, seed, tuple(rounds), draw(mappings), histogram, class_names=names)
 
 
 @st.composite
@@ -182,6 +183,9 @@ def test_a_round_is_checked(changes, message):
         (lambda: RunResult("m", 0, (), {}, [1, 2]), "histogram must be a list of lists"),
         (lambda: RunResult("m", 0, (), {}, [[1], [1, 2]]), r"one width, got \[1, 2\]"),
         (lambda: RunResult("m", 0, (), {}, [[-1]]), "histogram must be a whole number from 0"),
+        (lambda: RunResult("m", 0, (), class_names="ab"), "class_names must be a list of texts"),
+        (lambda: RunResult("m", 0, (), class_names=[1]), "class_names must be a list of texts"),
+        (lambda: RunResult("m", 0, (), {}, [[1, 2]], class_names=["a"]), "must name 2 classes, got 1 names"),
         (lambda: a_comparison(a_run(), a_run()), "fedavg with seed 0 twice"),
         (lambda: Comparison([], {}, "", ()), "config must be a mapping, got list"),
         (lambda: Comparison({}, {"flwr": 1}, "", ()), r"versions\['flwr'\] must be a text"),

@@ -260,6 +260,17 @@ def test_the_places_if_none_or_one_is_named(tmp_path: Path) -> None:
     assert isinstance(own, TensorBoardLog)
     assert isinstance(named, TensorBoardLog)
     assert (own.folder, named.folder) == (result / "tensorboard", tmp_path / "tb" / "mine")
+    folders = {
+        log.folder
+        for each in ("runs/a/x", "runs/b/x", "own/x", tmp_path.parent / "x")
+        for log in open_logs(chosen_logs(["tensorboard:tb"]), Path(each))
+        if isinstance(log, TensorBoardLog)
+    }
+    outside = Path(*(tmp_path.parent / "x").parts[1:])
+    assert folders == {tmp_path / "tb" / name for name in ("a/x", "b/x", "own/x", outside)}
+    (on_server,) = open_logs(chosen_logs([f"tensorboard:{tmp_path}/tb"]), Path("/h/runs/7"), home=Path("/h"))
+    assert isinstance(on_server, TensorBoardLog)
+    assert on_server.folder == tmp_path / "tb" / "7"
     (mlflow,) = open_logs(chosen_logs(["mlflow"]), result, home=tmp_path / "home")
     assert mlflow.place.endswith(f"sqlite:///{tmp_path / 'home' / 'mlflow.db'}")
     assert (tmp_path / "home" / "mlflow.db").exists()
