@@ -5,8 +5,9 @@ The group `baselines` has the methods that the papers compare with: all digits a
 on letters, which have 26; 10 rounds, with the learning rates of RATES. The group `sgd` repeats those of them that
 fix plain SGD, beside fine-tuned FedAvg with plain SGD. The group `papers` has the papers' own methods: digits (20
 rounds) and Fashion-MNIST (10), `inner-dirichlet:0.1` (FedHKD's and FedHyb's), `dirichlet:0.1` (FedDKC's and
-FedHEAD's), `ktpfl-2` (KT-pFL's, two classes per client); a learning rate of 0.001. There FedGKT and FedDKC have
-their own models. All others have the MLP, on Fashion-MNIST LeNet.
+FedHEAD's), `ktpfl-2` (KT-pFL's, two classes per client); a learning rate of 0.001. Beside them stand fine-tuned
+FedAvg, and clients that train alone, and in the first part all other methods. There FedGKT and FedDKC have their
+own models. All others have the MLP, on Fashion-MNIST LeNet.
 
 All of the 10 clients take part in each round, with 5 local epochs of Adam and batches of 32; clients that
 distil public data do so with the same rate. A method keeps what it fixes, such as SGD. Settings of a row's own
@@ -47,12 +48,14 @@ from flwr_kd.experiments.options import ExperimentOptions
 from flwr_kd.experiments.resumption import FOLDER
 from flwr_kd.experiments.runner import run
 from flwr_kd.results import files, schema, table
+from flwr_kd.results.clients import ALONE
 from flwr_kd.results.schema import Comparison
 
 METHODS = tuple(name for name, method in registry.methods().items() if "accuracy" in method.benchmarks)
 PAPERS = (
     *("fedavg", "fedprox", "feddf", "fedhkd", "fedhead", "fedhead-plus", "fedhyb", "fedproto", "fedmd"),
     *("ktpfl", "pfeddf", "fedgkt", "feddkc-kkr", "feddkc-skr"),
+    *("fedavg-ft", ALONE),
 )
 """The rows of the group `papers`."""
 VARIANTS = {
@@ -65,6 +68,8 @@ VARIANTS = {
     "pfedhn-pc": ("pfedhn-pc",),
     # Beside them stand the methods that fix plain SGD.
     "fedavg-ft-sgd": ("fedavg-ft", "optimizer=sgd"),
+    # Each client trains its own model: prototypes without a weight.
+    ALONE: ("fedproto", "proto-weight=0"),
     # As many steps as `pfedme`, each on the next batch.
     "pfedme-1-step": ("pfedme", "inner-steps=1"),
 }
@@ -110,8 +115,6 @@ FASHION: dict[str, Any] = {
     "dataset": "fashion-mnist",
     "rounds": 10,
     "limit": 1500,
-    # The committed results have this test set.
-    "test_limit": 250,
     "model": "lenet",
 }
 PAPERS_PARTS: dict[str, dict[str, Any]] = {
@@ -128,6 +131,8 @@ BASELINES_PARTS: dict[str, dict[str, Any]] = {
     "letters-inner-dirichlet": {**LETTERS, "partition": "inner-dirichlet:0.1"},
     "letters-pathological": {**LETTERS, "partition": "pathological:5"},
 }
+EVERYTHING = {"digits-inner-dirichlet": (*PAPERS, *(name for name in registry.methods() if name not in PAPERS))}
+"""Parts of the group `papers` with more rows: all methods."""
 SGD = ("fedavg-ft-sgd", "per-fedavg-5-steps", "per-fedavg-hf", "pfedme", "pfedme-1-step")
 """The rows of the group `sgd`, which has the parts of `baselines`."""
 GROUPS = {
@@ -155,13 +160,14 @@ def main() -> None:
     logging.getLogger("flwr").setLevel(logging.ERROR)
     seeds = [int(seed) for seed in options.seeds.split(",")]
     parts, rows = GROUPS[options.group]
-    rows = options.rows.split(",") if options.rows else rows
     for part in options.parts.split(",") if options.parts else parts:
+        shown = EVERYTHING.get(part, rows) if options.group == "papers" else rows
+        shown = options.rows.split(",") if options.rows else shown
         folder = (options.out or Path("runs") / options.group) / part
-        words = ["--group", options.group, "--parts", part, "--rows", ",".join(rows)]
+        words = ["--group", options.group, "--parts", part, "--rows", ",".join(shown)]
         command = shlex.join(["python", "benchmarks/accuracy.py", *words])
         rate = RATES[parts[part]["dataset"]] if options.group != "papers" else "0.001"
-        result = compared(parts[part], rows, seeds, folder, command, rate)
+        result = compared(parts[part], shown, seeds, folder, command, rate)
         Console(width=100).print(part, *table.fitting(result, 100))
 
 

@@ -172,7 +172,7 @@ def side_by_side() -> str:
 LOCAL_TRAINING = dict(text.split("=") for text in SETTINGS)
 ACCURACY = (
     f"10 clients; digits: {DIGITS['rounds']} rounds of the MLP; Fashion-MNIST: {FASHION['rounds']} rounds of LeNet "
-    f"on {FASHION['limit']:,} training and {FASHION['test_limit']} test images (FedGKT and FedDKC have their own "
+    f"on {FASHION['limit']:,} training and 250 test images (FedGKT and FedDKC have their own "
     f"models); {LOCAL_TRAINING['local-epochs']} local epochs, batches of {LOCAL_TRAINING['batch-size']}."
 )
 HEADER = ("local %", "global %", "MB to 85 %", "s to 85 %")

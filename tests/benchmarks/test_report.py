@@ -174,6 +174,7 @@ def test_the_rows_are_the_methods_of_the_papers(monkeypatch: pytest.MonkeyPatch)
     accuracy = program("accuracy", monkeypatch)
     rows = {row for _, group in accuracy.GROUPS.values() for row in group}
     assert rows == set(accuracy.METHODS) | set(accuracy.VARIANTS)
+    assert set(accuracy.EVERYTHING["digits-inner-dirichlet"]) == {*registry.methods(), accuracy.ALONE}
     assert set(accuracy.METHODS) <= set(registry.methods())
     # The rest are ablations and variants, on their methods' pages; each folder has one method that is compared.
     folders = {method.strategy_path.split(".")[2] for method in registry.methods().values()}
