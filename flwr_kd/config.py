@@ -249,6 +249,10 @@ class MethodConfig:
         """Return the values under kebab-case names, as they travel in Flower's config."""
         return {_kebab(item.name): getattr(self, item.name) for item in dataclasses.fields(self)}
 
+    def doubts(self) -> list[str]:
+        """Return a line for each choice that is allowed and known to do harm; a run warns of them at its start."""
+        return []
+
     @classmethod
     def from_wire(cls, config: Mapping[str, Any]) -> Self:
         """Read the values back at the client; other keys of the config are ignored.

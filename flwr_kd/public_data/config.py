@@ -14,6 +14,9 @@ PRECISIONS = ("float32", "float16", "uint8")
 """Types in which soft predictions may be sent."""
 REDUCTIONS = ("sum", "mean")
 """Whether a divergence is the sum over public samples or their mean."""
+_TOO_LARGE = 0.01
+"""Adam's rate of distillation with which FedMD's local accuracy on digits was 12 % after 20 rounds; with a tenth of
+it 89 % after 6."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +44,17 @@ class PublicKnowledgeConfig(MethodConfig):
         "sum", "whether the divergence is the sum over public samples or their mean", choices=REDUCTIONS
     )
     precision: str = hyper("float32", "dtype of soft predictions in messages", choices=PRECISIONS)
+
+    def doubts(self) -> list[str]:
+        """Return a warning of Adam at a rate that is meant for SGD, with which clients forget what they learn."""
+        distils = self.distill_epochs and self.distill_weight
+        if not (distils and self.optimizer == "adam" and self.distill_learning_rate >= _TOO_LARGE):
+            return super().doubts()
+        return [
+            *super().doubts(),
+            f"distill-learning-rate={self.distill_learning_rate:g} is a rate for SGD: with optimizer=adam the "
+            "distillation may undo what clients have learnt; try 0.001",
+        ]
 
 
 PublicConfigT = TypeVar(

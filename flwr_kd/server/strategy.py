@@ -435,6 +435,8 @@ class KDStrategy(Averaging, FlowerLoop, Generic[ConfigT, PayloadT]):
         number("timeout", timeout, 0, float("inf"), open_low=True)
         log(INFO, "Starting %s strategy:", type(self).__name__)
         self.summary()
+        for line in self.config.doubts():
+            log(WARNING, "%s", line)
         given = {"train_config": train_config, "evaluate_config": evaluate_config}
         self.warn_of_unused(given, evaluate_fn, initial_arrays)
         self.num_rounds = num_rounds

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,13 @@ class TestConfig:
         assert (config.local_epochs, config.learning_rate, config.distill_learning_rate) == (20, 0.01, 0.01)
         assert (config.optimizer, config.momentum, config.weight_decay, config.lr_decay) == ("sgd", 0, 0, 1)
         assert (config.public_at, config.precision, config.reduction) == ("clients", "float32", "sum")
+
+    def test_adam_with_the_rate_of_sgd_is_doubted(self) -> None:
+        adam = PublicKnowledgeConfig(optimizer="adam")
+        (line,) = adam.doubts()
+        assert line.startswith("distill-learning-rate=0.01 is a rate for SGD: with optimizer=adam")
+        for changes in ({"distill_learning_rate": 0.001}, {"distill_epochs": 0}, {"optimizer": "sgd"}):
+            assert not replace(adam, **changes).doubts()
 
     @pytest.mark.parametrize(
         ("changes", "text"),

@@ -147,3 +147,12 @@ def test_flowers_old_api_is_refused_with_what_to_write() -> None:
     for name in ("configure_fit", "aggregate_fit", "evaluate"):
         with pytest.raises(RuntimeError, match=text):
             getattr(FedAvg(), name)(1, None, None)
+
+
+def test_a_run_begins_with_what_is_doubtful_about_its_values(flower_log: list[str]) -> None:
+    fed = Federation("fedmd", clients=2)
+    for rate in ("distill-learning-rate=0.001", "distill-learning-rate=0.02"):
+        strategy = fed.strategy("optimizer=adam", rate)
+        strategy.start(InlineGrid(fed.app(), 2), ArrayRecord(), num_rounds=1)
+    (line,) = flower_log
+    assert line.startswith("distill-learning-rate=0.02 is a rate for SGD")
