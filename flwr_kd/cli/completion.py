@@ -13,6 +13,7 @@ from click.shell_completion import BashComplete, FishComplete, ShellComplete, Zs
 
 from flwr_kd import catalogue, registry
 from flwr_kd.experiments.options import BACKENDS
+from flwr_kd.results.clients import ALONE
 from flwr_kd.text import unknown_name
 
 __all__ = ["complete", "completion", "values_of"]
@@ -20,7 +21,8 @@ __all__ = ["complete", "completion", "values_of"]
 PROGRAM, VARIABLE = "flwr-kd", "_FLWR_KD_COMPLETE"
 _SHELLS: dict[str, type[ShellComplete]] = {"bash": BashComplete, "zsh": ZshComplete, "fish": FishComplete}
 _VALUES: dict[str, Callable[[], Iterable[str]]] = {
-    **dict.fromkeys(("method", "methods", "shown", "listed"), registry.methods),
+    **dict.fromkeys(("method", "shown", "listed"), registry.methods),
+    "methods": lambda: (*registry.methods(), ALONE),
     "dataset": lambda: catalogue.DATASETS,
     "public": lambda: catalogue.DATASETS,
     "model": lambda: catalogue.MODELS,

@@ -33,7 +33,8 @@ __all__ = [
 ARGUMENTS = {
     "shown": "show this method's paper and hyper-parameters",
     "method": "a name from `flwr-kd methods`",
-    "methods": "names from `flwr-kd methods`, or of the file of --config; the file's own if not set",
+    "methods": "names from `flwr-kd methods`, and alone (each client trains by itself), or of the file of "
+    "--config; the file's own if not set",
     "listed": "a name from `flwr-kd methods`, or several, between which the app's setting `method` then chooses",
     "app_dir": "folder of the app, new or empty; its name is the app's: letters, digits and hyphens",
     "experiment": "a table or figure of this list, such as fedhkd/table-1; all are listed if not set",

@@ -29,6 +29,7 @@ from flwr_kd.experiments.options import ExperimentOptions
 from flwr_kd.experiments.resumption import Unfinished
 from flwr_kd.plotting import remove_pictures
 from flwr_kd.results import files, provenance
+from flwr_kd.results.clients import ALONE
 from flwr_kd.results.schema import Comparison, RunResult
 from flwr_kd.server.callbacks import Callback
 from flwr_kd.server.records import RoundStats
@@ -36,7 +37,21 @@ from flwr_kd.server.stated_privacy import stated_privacy
 from flwr_kd.text import unknown_name
 from flwr_kd.wording import one_comparison
 
-__all__ = ["Entry", "Plan", "compare", "configs_of", "prepare", "run", "settings_of", "write"]
+__all__ = [
+    "ALONE_BY",
+    "ALONE_SETTINGS",
+    "Entry",
+    "Plan",
+    "compare",
+    "configs_of",
+    "prepare",
+    "run",
+    "settings_of",
+    "write",
+]
+
+ALONE_BY, ALONE_SETTINGS = "fedproto", {"proto-weight": 0.0}
+"""The method, and its settings, of a row :data:`~flwr_kd.results.clients.ALONE`: prototypes without a weight."""
 
 
 @dataclass(frozen=True)
@@ -196,7 +211,9 @@ def prepare(
     Parameters
     ----------
     names : sequence of str or of Entry
-        Methods of the registry; a repeated one runs once. Entries have hyper-parameters and a name of their own.
+        Methods of the registry; a repeated one runs once. With ``alone`` there is a row in which each client trains
+        by itself, and others have the share of clients that are better off. Entries have hyper-parameters and a
+        name of their own.
     options : ExperimentOptions
         Shared by all runs.
     seeds : sequence of int
@@ -326,11 +343,15 @@ def _in_order(plan: Plan) -> list[RunResult]:
 
 
 def _entries(rows: Sequence[str] | Sequence[Entry], settings: Sequence[str]) -> tuple[Entry, ...]:
-    names = [row for row in rows if isinstance(row, str)]
-    methods = tuple(registry.get(name) for name in dict.fromkeys(names))
-    configs = configs_of(methods, settings) if methods else {}
+    names = dict.fromkeys(row for row in rows if isinstance(row, str))
+    methods = {name: registry.get(ALONE_BY if name == ALONE else name) for name in names}
+    each_once = list({method.name: method for method in methods.values()}.values())
+    configs = configs_of(each_once, settings) if methods else {}
     entries = [row for row in rows if isinstance(row, Entry)]
-    entries += [Entry(method, configs[method.name]) for method in methods]
+    for name, method in methods.items():
+        own: Mapping[str, Any] = ALONE_SETTINGS if name == ALONE else {}
+        config = replace(configs[method.name], **{key.replace("-", "_"): each for key, each in own.items()})
+        entries.append(Entry(method, config, name))
     repeated = sorted(name for name, count in Counter(entry.name for entry in entries).items() if count > 1)
     if repeated:
         raise ConfigError(f"two rows of a comparison have the name {repeated[0]!r}: give one of them another")

@@ -37,10 +37,11 @@ from typing import Any, NamedTuple, TypeVar, get_args, get_type_hints
 from flwr_kd import registry
 from flwr_kd.checks import ConfigError, checked
 from flwr_kd.config import MethodConfig, meant
-from flwr_kd.experiments.comparison import Entry, configs_of, settings_of
+from flwr_kd.experiments.comparison import ALONE_BY, ALONE_SETTINGS, Entry, configs_of, settings_of
 from flwr_kd.experiments.options import ExperimentOptions
 from flwr_kd.experiments.strict_toml import Value, build, read_toml
 from flwr_kd.results import files
+from flwr_kd.results.clients import ALONE
 from flwr_kd.results.schema import Comparison
 from flwr_kd.text import shown, unknown_name
 
@@ -331,6 +332,8 @@ def _row_of(form: RunForm, name: str) -> _Row:
         named = form.named[name]
         return _Row(registry.get(named.method), named.set, named.model)
     known = registry.methods()
+    if name == ALONE:
+        return _Row(known[ALONE_BY], ALONE_SETTINGS, None)
     if name not in known:
         raise ConfigError(unknown_name("method", name, [*form.named, *known]))
     return _Row(known[name], {}, None)

@@ -93,7 +93,7 @@ def test_the_values_are_those_of_the_options() -> None:
         assert complete is not None
         return complete(incomplete)
 
-    assert of("methods") == list(registry.methods())
+    assert of("methods") == [*registry.methods(), "alone"]
     assert of("model") == list(catalogue.MODELS)
     assert tuple(of("backend")) == BACKENDS
     assert tuple(of("format")) == FORMATS

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from flwr_kd import ConfigError, ExperimentOptions, ResultError, ResultExistsError, registry
-from flwr_kd.experiments import comparison, runner, saved_arrays
+from flwr_kd.experiments import comparison, run_form, runner, saved_arrays
 from flwr_kd.experiments.comparison import Entry
 from flwr_kd.plotting import curves
 from flwr_kd.results import files
@@ -144,6 +144,28 @@ def test_labelled_runs_go_on_where_they_stopped(tmp_path: Path, monkeypatch: pyt
         comparison.compare(
             [Entry(avg, avg.config(), "gamma=0.1")], OPTIONS, seeds=[0], folder=tmp_path, resume=True
         )
+
+
+def test_clients_that_train_alone_are_a_row_by_name(tmp_path: Path) -> None:
+    settings = ["local-epochs=2", "proto-weight=3", "gamma=0.1"]
+    names = ["fedhkd", "alone", "fedproto", "alone"]
+    plan = comparison.prepare(names, OPTIONS, seeds=[0], folder=tmp_path / "plan", settings=settings)
+    rows = {entry.name: (entry.method.name, entry.config.to_wire()) for entry in plan.entries}
+    assert list(rows) == ["fedhkd", "alone", "fedproto"]
+    assert rows["alone"] == ("fedproto", {**rows["fedproto"][1], "proto-weight": 0.0})
+    assert rows["fedproto"][1]["proto-weight"] == 3.0
+    assert rows["alone"][1]["local-epochs"] == 2
+    result = comparison.compare(["fedavg", "alone"], OPTIONS, seeds=[0], folder=tmp_path / "run")
+    by_name = {row["method"]: row for row in result.summary()}
+    assert by_name["fedavg"]["better_off"]["n"] == 1
+    assert by_name["alone"]["better_off"]["n"] == 0
+    form = run_form.read_run_form(tmp_path / "run" / "result.json")
+    again = run_form.entries_of(form, ["fedavg", "alone"])
+    assert [entry.name for entry in again] == ["fedavg", "alone"]
+    assert again[1].config == plan.entries[1].config.__class__(proto_weight=0.0)
+    (file := tmp_path / "own.toml").write_text('methods = ["alone"]\n')
+    (own,) = run_form.entries_of(run_form.read_run_form(file), ["alone"])
+    assert (own.name, own.method.name, own.config.to_wire()["proto-weight"]) == ("alone", "fedproto", 0.0)
 
 
 def test_two_rows_need_two_names(tmp_path: Path) -> None:
