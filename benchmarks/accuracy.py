@@ -131,7 +131,9 @@ BASELINES_PARTS: dict[str, dict[str, Any]] = {
     "letters-inner-dirichlet": {**LETTERS, "partition": "inner-dirichlet:0.1"},
     "letters-pathological": {**LETTERS, "partition": "pathological:5"},
 }
-EVERYTHING = {"digits-inner-dirichlet": (*PAPERS, *(name for name in registry.methods() if name not in PAPERS))}
+EVERYTHING = {
+    "digits-inner-dirichlet": (*PAPERS, *(name for name in registry.methods() if name not in PAPERS))
+}
 """Parts of the group `papers` with more rows: all methods."""
 SGD = ("fedavg-ft-sgd", "per-fedavg-5-steps", "per-fedavg-hf", "pfedme", "pfedme-1-step")
 """The rows of the group `sgd`, which has the parts of `baselines`."""
