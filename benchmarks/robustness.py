@@ -61,6 +61,10 @@ class Defence(NamedTuple):
     knowledge: str = "mean"
 
 
+BOUND = Defence("norm-bound:1")
+"""The defence of a method that averages no models, and learns from updates."""
+
+
 def defences(attackers: int) -> tuple[Defence, ...]:
     """Return the defences, which know how many clients attack, as their papers assume.
 
@@ -133,6 +137,8 @@ class Study(NamedTuple):
         """The defences, as far as the method has them."""
         strategy = self.method.strategy
         models, knowledge = strategy.averages_models, strategy.averages_knowledge
+        if strategy.bounds_updates:
+            return [Defence(), BOUND]
         known = few_defences(self.attackers) if self.few else defences(self.attackers)
         return [
             defence

@@ -14,6 +14,8 @@ from flwr_kd import registry
 GOAL = 0.05
 """How far the best defence may stay behind the method without attackers."""
 KINDS = {"global_accuracy": "global", "server_accuracy": "server", "honest_accuracy": "local"}
+PERSONAL = ("fedavg-ft", "per-fedavg", "per-fedavg-hf", "pfedme")
+"""Methods whose global model is where clients' own models begin: these are what is looked at."""
 Cell = list[float]
 Cells = Mapping[tuple[str, Defence], Cell]
 
@@ -22,6 +24,7 @@ def measured(folder: Path, attackers: int, data: str = "digits") -> dict[str, tu
     """Return by method the kind of accuracy, and its values by attack and defence.
 
     The kind is the first one that the method has: of the global model, of the server's, of the honest clients' own.
+    Of methods that make personal models of a global one it is the last.
     A run that ended without a usable round counts as 0.
     """
     found = {}
@@ -30,7 +33,8 @@ def measured(folder: Path, attackers: int, data: str = "digits") -> dict[str, tu
         if not path.exists():
             continue
         runs = json.loads(path.read_text(encoding="utf-8"))["runs"]
-        kind = next(kind for kind in KINDS if any(run.get(kind) is not None for run in runs))
+        kinds = ["honest_accuracy"] if name in PERSONAL else list(KINDS)
+        kind = next(kind for kind in kinds if any(run.get(kind) is not None for run in runs))
         cells: dict[tuple[str, Defence], Cell] = {}
         for run in runs:
             cell = cells.setdefault((run["attack"], Defence(run["models"], run["knowledge"])), [])
@@ -72,6 +76,8 @@ def summary(folder: Path, attackers: int, data: str = "digits") -> tuple[Sequenc
         # One seed of a defence says little beside three without it.
         seeds = len(cells["none", plain])
         kept = {d for d in kept if all(len(cells[attack, d]) >= seeds for attack in ["none", *attacks])}
+        if not kept:  # More seeds are under way.
+            continue
         best = max(sorted(kept), key=lambda defence: worst(defence)[0])
         free, (left, attack), (saved, then) = mean("none", plain), worst(plain), worst(best)
         behind = "" if saved >= free - GOAL else "more than 5 points behind: "

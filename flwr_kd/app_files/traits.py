@@ -56,7 +56,8 @@ class Traits:
     measures_model : bool
         Whether the server measures a model on test data, for one of the methods at least.
     averages_models, averages_knowledge : bool
-        Whether the server averages clients' models, and their knowledge, for one of the methods at least.
+        Whether a rule may be chosen by which the server averages clients' models (or bounds their updates), and
+        their knowledge, for one of the methods at least.
     public_at : set of str
         Where the methods need public data.
     server_options : bool
@@ -74,7 +75,7 @@ class Traits:
         kinds = [method.strategy for method in methods]
         self.model = _agreed("model", [(method, method.model) for method in methods])
         self.global_models = {method.global_model for method in methods}
-        self.averages_models = any(kind.averages_models for kind in kinds)
+        self.averages_models = any(kind.averages_models or kind.bounds_updates for kind in kinds)
         self.averages_knowledge = any(kind.averages_knowledge for kind in kinds)
         self.public_at = {method.public_at for method in methods}
         self.server_options = any(

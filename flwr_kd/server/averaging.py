@@ -30,6 +30,8 @@ class Averaging:
     averages_models: ClassVar[bool] = True
     """Whether the server averages models of clients anywhere, so that a robust rule can take the mean's place. A
     method whose replies have no arrays does not."""
+    bounds_updates: ClassVar[bool] = False
+    """Whether ``norm-bound`` has an effect in a method that averages no models, but learns from updates."""
     averages_knowledge: ClassVar[bool] = False
     """Whether the option ``knowledge_aggregation`` has an effect."""
 
@@ -70,14 +72,17 @@ class Averaging:
             If there is no such rule, it has no effect in this method, or it needs more clients.
         """
         self.rule, self.knowledge_rule = Rule.parse(models), knowledge_rule(knowledge)
+        bounded = self.bounds_updates and self.rule.name == "norm-bound"
         for rule, has, field, what in (
-            (self.rule, self.averages_models, "aggregation", "models"),
+            (self.rule, self.averages_models or bounded, "aggregation", "models"),
             (self.knowledge_rule, self.averages_knowledge, "knowledge_aggregation", "knowledge"),
         ):
             if not rule.is_mean and not has:
+                allowed = option(field, "mean")
+                if what == "models" and self.bounds_updates:
+                    allowed += " or norm-bound:FACTOR"
                 raise ConfigError(
-                    f"{option(field, 'mean')} expected: {type(self).__name__} averages no {what} of clients, "
-                    f"got {rule}"
+                    f"{allowed} expected: {type(self).__name__} averages no {what} of clients, got {rule}"
                 )
         self.rule.check_clients(clients)
 

@@ -5,14 +5,18 @@ The distillation itself is :mod:`flwr_kd.distillation`'s.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
 from flwr_kd.checks import ConfigError
 from flwr_kd.server.aggregation import shares
+from flwr_kd.server.records import NDArray
 
-__all__ = ["assign_sectors", "communication_cost", "draw_leader"]
+__all__ = ["assign_sectors", "communication_cost", "draw_leader", "strays"]
+
+_FEWEST = 3
 
 
 def assign_sectors(
@@ -134,3 +138,50 @@ def communication_cost(method: str, *, sectors: int, clients: int, rounds: int) 
     if method not in per_round:
         raise ValueError(f"method must be one of {', '.join(per_round)}, got {method!r}")
     return per_round[method] * rounds
+
+
+def strays(
+    model: Sequence[NDArray],
+    center: Sequence[NDArray],
+    members: Sequence[Sequence[NDArray]],
+    factor: float = 3.0,
+) -> bool:
+    """Say whether a leader's model is much farther from its sector's mean than the sector's models are.
+
+    Ours, for the robust rules: a leader's model is a whole sector's, for which no rule over the sectors can answer.
+    Distances are Euclidean, over all float arrays.
+
+    Parameters
+    ----------
+    model : sequence of ndarray
+        What the leader has distilled.
+    center : sequence of ndarray
+        The sector's mean, by a robust rule.
+    members : sequence of sequence of ndarray
+        The models of the sector's clients. Less than half of them may be malicious.
+    factor : float
+        How many times the median of the members' distances is allowed. Distilled models of honest leaders were at
+        0.8 to 2.0 times (MLP, digits).
+
+    Returns
+    -------
+    bool
+        False with fewer than three members, of whom none is in the middle.
+
+    Examples
+    --------
+    >>> members = [[np.array([value])] for value in (0.0, 1.0, 2.0, 1e6)]
+    >>> [strays([np.array([value])], [np.array([1.0])], members) for value in (3.5, 9.0)]
+    [False, True]
+    """
+    if len(members) < _FEWEST:
+        return False
+    typical = float(np.median([_distance(member, center) for member in members]))
+    return _distance(model, center) > factor * typical
+
+
+def _distance(one: Sequence[NDArray], other: Sequence[NDArray]) -> float:
+    pairs = [(a, b) for a, b in zip(one, other, strict=True) if np.asarray(a).dtype.kind == "f"]
+    with np.errstate(over="ignore"):
+        squares = [float(np.square(a.astype(np.float64) - b, dtype=np.float64).sum()) for a, b in pairs]
+    return math.sqrt(sum(squares))

@@ -18,7 +18,7 @@ from flwr_kd.server.records import NDArray, Node, Outgoing, Reply
 from flwr_kd.server.strategy import KDStrategy
 
 from .config import FedHEADConfig
-from .functional import assign_sectors, draw_leader
+from .functional import assign_sectors, draw_leader, strays
 from .messages import KNOWLEDGE, pack
 
 
@@ -139,6 +139,14 @@ class FedHEAD(KDStrategy[FedHEADConfig]):
         if phase != "train":
             for reply in replies:
                 sector = self.sectors[reply.node.key]
+                if self._strays(reply, sector):
+                    log(
+                        WARNING,
+                        "sector %s: the model of its leader %s is far off, and left out",
+                        sector,
+                        reply.node,
+                    )
+                    continue
                 self._distilled[sector] = reply.arrays
                 self.leaders[sector] = reply.node
             return None
@@ -155,6 +163,11 @@ class FedHEAD(KDStrategy[FedHEADConfig]):
             self._counts[sector] = sum(counts)
         self._count_round_trips(len(self._means))
         return self.template.record(average(list(self._means.values()), list(self._counts.values())))
+
+    def _strays(self, reply: Reply, sector: int | str) -> bool:
+        """Say whether a leader's model is left out, as it is with a robust rule if it is far from the sector's."""
+        members = [member.arrays for member in self._replies[sector]]
+        return not self.rule.is_mean and strays(reply.arrays, self._means[sector], members)
 
     def _count_round_trips(self, count: int) -> None:
         """Count those between sectors and server, as the paper's Table 1 does."""

@@ -17,6 +17,7 @@ from flwr_kd.checks import ConfigError
 from flwr_kd.learning.device import resolve_device
 from flwr_kd.learning.weights import by_prefix, check_finite_weights, with_prefix
 from flwr_kd.models import count_parameters
+from flwr_kd.server.aggregation import clip_factors
 from flwr_kd.server.records import NDArray, Node, Outgoing, Reply
 from flwr_kd.server.strategy import KDStrategy
 from flwr_kd.server.trained_module import TrainedModule
@@ -67,6 +68,7 @@ class PFedHN(KDStrategy[PFedHNConfig]):
     sends_weights = False
     reply_arrays = frozenset({"train"})
     averages_models = False
+    bounds_updates = True
     reply_metrics = frozenset({PRODUCED})
 
     def __init__(
@@ -138,7 +140,12 @@ class PFedHN(KDStrategy[PFedHNConfig]):
             If its weights are no longer finite.
         """
         # Nothing changes before all are here: a round with too few of them is void.
-        received = {reply.node.key: self._received(reply) for reply in replies}
+        replies = list(replies)
+        factors = self._factors(replies)
+        received = {
+            reply.node.key: self._received(reply, factor)
+            for reply, factor in zip(replies, factors, strict=True)
+        }
         trained = self._with_clients(list(received))
         together = (
             [received] if self.config.server_steps == "round" else [{k: v} for k, v in received.items()]
@@ -252,10 +259,23 @@ class PFedHN(KDStrategy[PFedHNConfig]):
         grown.load_state_arrays({**grown.state_arrays(), **trained.state_arrays()})
         return grown
 
+    def _factors(self, replies: Sequence[Reply]) -> Sequence[float]:
+        """Return what each client's Δ is multiplied by: 1, or with ``norm-bound`` less for a long one."""
+        if self.rule.is_mean:
+            return [1.0] * len(replies)
+        squares = [
+            sum(float(np.square(delta, dtype=np.float64).sum()) for delta in reply.arrays)
+            for reply in replies
+        ]
+        factors: list[float] = clip_factors(np.sqrt(squares), self.rule.factor).tolist()
+        return factors
+
     @torch.no_grad()
-    def _received(self, reply: Reply) -> list[Tensor]:
+    def _received(self, reply: Reply, factor: float) -> list[Tensor]:
         """Return a client's Δ on the device; with a step per reply its θ̃, for which Δ is taken anew in its turn."""
         deltas = [torch.from_numpy(delta.copy()).to(self.device) for delta in reply.arrays]
+        if factor < 1:
+            deltas = [delta * factor for delta in deltas]
         if self.config.server_steps != "reply":
             return deltas
         assert self.hypernetwork is not None

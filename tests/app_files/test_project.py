@@ -124,7 +124,7 @@ def test_every_methods_app_has_all_of_its_hyper_parameters(name: str, tmp_path: 
     assert all(type(settings[key]) is type(value) for key, value in expected.items())
     assert not {key.replace("_", "-") for key in method.fixed} & settings.keys()
     strategy = method.strategy
-    assert ("aggregation" in settings) == strategy.averages_models
+    assert ("aggregation" in settings) == (strategy.averages_models or strategy.bounds_updates)
     assert ("knowledge-aggregation" in settings) == strategy.averages_knowledge
     assert ("public" in settings) == (method.public_at in ("server", "clients"))
 

@@ -3,6 +3,7 @@
 from flwr_kd.server.aggregation.knowledge import knowledge_rule, outlying_rows, robust_average
 from flwr_kd.server.aggregation.means import RunningMean, shares, weighted_mean
 from flwr_kd.server.aggregation.models import Average, Mean, RobustMean, average_by, new_mean
+from flwr_kd.server.aggregation.robust import clip_factors
 from flwr_kd.server.aggregation.rules import MEAN, RULES, Rule
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "Rule",
     "RunningMean",
     "average_by",
+    "clip_factors",
     "knowledge_rule",
     "new_mean",
     "outlying_rows",
