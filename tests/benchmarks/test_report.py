@@ -72,7 +72,7 @@ def test_the_readmes_first_command_gives_the_numbers_shown(tmp_path: Path) -> No
 
 def test_a_page_that_is_old_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     report = program("report", monkeypatch)
-    text = "# A\n\n<!-- results: side-by-side -->\n\n| old |\n\n<!-- end -->\n\nmore\n"
+    text = "# A\n\n<!-- results: side-by-side digits-inner-dirichlet -->\n\n| old |\n\n<!-- end -->\n\nmore\n"
     filled = report.filled(text)
     assert "| old |" not in filled
     assert filled.endswith("\n\n<!-- end -->\n\nmore\n")

@@ -193,7 +193,7 @@ class RobustMean:
             return np.append(clipped, max(1 - clipped.sum(), 0.0))
         scores = robust.krum_scores(robust.squared_distances(products), rule.attackers)
         # Of equal scores the first partition's.
-        chosen = np.argsort(scores, kind="stable")[: rule.chosen]
+        chosen = np.argsort(scores, kind="stable")[: rule.chosen_of(self.count)]
         weights = np.zeros(self.count)
         weights[chosen] = 1.0
         return weights

@@ -113,24 +113,29 @@ class Rule:
     def least(self) -> int:
         """The smallest number of models for which the rule keeps its promise.
 
-        2F + 3 for the Krums (Blanchard et al., proposition 4.2), and at least F + M, so that M models can be
-        honest.
+        2F + 3 for the Krums (Blanchard et al., proposition 4.2).
         """
-        if "krum" not in self.name:
-            return 1
-        return max(2 * self.attackers + 3, self.attackers + self.chosen)
+        return 2 * self.attackers + 3 if "krum" in self.name else 1
+
+    def chosen_of(self, models: int) -> int:
+        """Return how many of some models a Krum keeps: M, and at most all but F.
+
+        Clients whose replies are dropped must not end the rounds of the others.
+        """
+        return max(1, min(self.chosen, models - self.attackers))
 
     def check_clients(self, clients: int, field: str = "aggregation") -> None:
-        """Refuse a rule that needs more clients than a run waits for.
+        """Refuse a rule that needs more clients than a run waits for: F + M, so that M models can be honest.
 
         Raises
         ------
         ConfigError
             With both numbers.
         """
-        if clients < self.least:
+        least = max(self.least, self.attackers + self.chosen) if "krum" in self.name else 1
+        if clients < least:
             raise ConfigError(
-                f"{option(field, str(self))} needs at least {self.least} clients (2F + 3 and F + M), got "
+                f"{option(field, str(self))} needs at least {least} clients (2F + 3 and F + M), got "
                 f"{clients}: choose a smaller F, or more clients"
             )
 

@@ -15,6 +15,7 @@ from flwr_kd import registry
 from flwr_kd.checks import ConfigError
 from flwr_kd.server import averaging as module
 from flwr_kd.server.aggregation import Rule
+from flwr_kd.server.records import VoidRoundsError
 from flwr_kd.strategies.fedavg import FedAvg
 from flwr_kd.strategies.fedproto import FedProto
 from flwr_kd.testing import CHECKS
@@ -101,6 +102,17 @@ def test_a_sectors_mean_is_robust(name: str, monkeypatch: pytest.MonkeyPatch) ->
         federation.aggregation = rule
         federation.run(rounds=1, settings=["sectors=1"])
     assert means[0] < 8 < 16 < means[1]
+
+
+def test_clients_whose_replies_are_dropped_do_not_end_the_rounds_of_the_others() -> None:
+    federation = Federation("fedavg", 6, attack="nan", attackers={1})
+    federation.aggregation = "multi-krum:1:5"
+    _, result = federation.run(rounds=2)
+    assert [(stats.participants, stats.void) for stats in result.rounds] == [(5, False)] * 2
+    federation = Federation("fedavg", 5, attack="nan", attackers={1})
+    federation.aggregation = "multi-krum:1:4"
+    with pytest.raises(VoidRoundsError):  # Four are too few to tell one liar from the others.
+        federation.run(rounds=1)
 
 
 @pytest.mark.parametrize("name", ["fedhead", "fedhead-plus"])

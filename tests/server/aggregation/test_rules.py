@@ -56,23 +56,29 @@ def test_what_is_no_rule_is_refused(text: object, message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "least"),
+    ("text", "least", "clients"),
     [
-        ("mean", 1),
-        ("median", 1),
-        ("trimmed-mean:0.4", 1),
-        ("krum:0", 3),
-        ("krum:2", 7),
-        ("multi-krum:2:9", 11),
+        ("mean", 1, 1),
+        ("median", 1, 1),
+        ("trimmed-mean:0.4", 1, 1),
+        ("krum:0", 3, 3),
+        ("krum:2", 7, 7),
+        ("multi-krum:2:9", 7, 11),
     ],
 )
-def test_a_rule_says_how_many_models_it_needs(text: str, least: int) -> None:
+def test_a_rule_says_how_many_models_it_needs(text: str, least: int, clients: int) -> None:
     rule = Rule.parse(text)
     assert rule.least == least
-    rule.check_clients(least)
-    if least > 1:
+    rule.check_clients(clients)
+    if clients > 1:
         with (
             speaking(Interface.COMMAND),
-            pytest.raises(ConfigError, match=f"--aggregation {text} needs at least {least}"),
+            pytest.raises(ConfigError, match=f"--aggregation {text} needs at least {clients}"),
         ):
-            rule.check_clients(least - 1)
+            rule.check_clients(clients - 1)
+
+
+def test_of_fewer_models_all_but_the_malicious_are_kept() -> None:
+    rule = Rule.parse("multi-krum:2:8")
+    assert [rule.chosen_of(models) for models in (12, 10, 8, 7, 2)] == [8, 8, 6, 5, 1]
+    assert Rule.parse("krum:2").chosen_of(8) == 1
