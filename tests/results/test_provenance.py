@@ -39,6 +39,9 @@ def test_the_commit_is_that_of_the_checkout(tmp_path):
     (tmp_path / "flwr_kd").mkdir()
     code = tmp_path / "flwr_kd" / "a.py"
     code.write_text("1")
+    result = tmp_path / "benchmarks" / "results" / "a.json"
+    result.parent.mkdir(parents=True)
+    result.write_text("1")
     git("init", "-q")
     assert provenance.commit_of(tmp_path) is None
     git("add", ".")
@@ -46,6 +49,8 @@ def test_the_commit_is_that_of_the_checkout(tmp_path):
     head = git("rev-parse", "HEAD")
     assert provenance.commit_of(tmp_path) == head[:12]
     (tmp_path / "README.md").write_text("text is not code")
+    assert provenance.commit_of(tmp_path) == head[:12]
+    result.write_text("what a benchmark writes is not code either")
     assert provenance.commit_of(tmp_path) == head[:12]
     code.write_text("2")
     assert provenance.commit_of(tmp_path) == head[:12] + "+changes"
