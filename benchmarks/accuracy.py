@@ -184,7 +184,9 @@ def entry(row: str, rate: str, own: Sequence[str]) -> Entry:
     name, *fixed = VARIANTS.get(row, (row,))
     method = registry.get(name)
     # The default rate of distillation is meant for SGD.
-    rates = (f"learning-rate={rate}", f"distill-learning-rate={rate}")
+    rates = [f"learning-rate={rate}"]
+    if method.public_at == "clients":
+        rates.append(f"distill-learning-rate={rate}")
     shared = [each for each in (*SETTINGS, *rates) if _has(method, each)]
     config = method.config([*shared, *fixed, *own])
     # Those that split the model elsewhere have models of their own, which take no other's place: the light ones.
