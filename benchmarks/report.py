@@ -41,6 +41,7 @@ from accuracy import (
     SETTINGS_OF,
     SGD,
     TARGET,
+    VARIANTS,
 )
 from PIL import Image
 from rich.console import Console
@@ -150,32 +151,41 @@ def to_target(runs: Sequence[RunResult]) -> tuple[str, str, str]:
     return f"{rounds:.1f}{some}", f"{significant(sent)}{some}", significant(seconds)
 
 
-def side_by_side() -> str:
-    """Return the table of the papers' methods: every method on both data sets, with clients of equal size."""
-    parts = [
-        loaded("digits-inner-dirichlet").by_method(),
-        loaded("fashion-mnist-inner-dirichlet").by_method(),
-    ]
+def side_by_side(part: str) -> str:
+    """Return the table of a part of the group `papers`: every row beside FedAvg, fine-tuned FedAvg and alone."""
+    comparison = loaded(part)
+    groups = comparison.by_method()
+    better = {row["method"]: row["better_off"]["mean"] for row in comparison.summary()}
     rows = []
-    for method in parts[0]:
-        cells = [f"`{method}`"]
-        for part in parts:
-            runs = part[method]
-            _, sent, seconds = to_target(runs)
-            cells += [percent([run.last[f"{kind}_accuracy"] for run in runs]) for kind in ("local", "global")]
-            cells += [sent, seconds]
-        rows.append(cells)
-    header = ["method", *(f"{name} {what}" for name in ("digits:", "Fashion-MNIST:") for what in HEADER)]
-    return f"{markdown(header, rows)}\n\n{ACCURACY}{earlier_defaults(parts[0])} {made_with('accuracy')}"
+    for row, runs in groups.items():
+        _, sent, seconds = to_target(runs)
+        # A client with another model is not better off by what it has learnt.
+        share = None if "resnet2" in str(registry.get(runs[0].method).model) else better[row]
+        rows.append(
+            [
+                f"`{row}`",
+                *against_fedavg(groups, row),
+                "–" if share is None else f"{100 * share:.0f}",
+                sent,
+                seconds,
+            ]
+        )
+    said = f"{accuracy_text()} {own_settings(list(groups))}".rstrip()
+    return f"{markdown(HEADER, rows)}\n\n{said}{earlier_defaults(groups)} {made_with('accuracy')}"
 
 
 LOCAL_TRAINING = dict(text.split("=") for text in SETTINGS)
-ACCURACY = (
-    f"10 clients; digits: {DIGITS['rounds']} rounds of the MLP; Fashion-MNIST: {FASHION['rounds']} rounds of LeNet "
-    f"on {FASHION['limit']:,} training and 250 test images (FedGKT and FedDKC have their own "
-    f"models); {LOCAL_TRAINING['local-epochs']} local epochs, batches of {LOCAL_TRAINING['batch-size']}."
-)
-HEADER = ("local %", "global %", "MB to 85 %", "s to 85 %")
+
+
+def accuracy_text() -> str:
+    """Say what all rows of the group `papers` share."""
+    seeds = len({run.seed for run in loaded("fashion-mnist-inner-dirichlet").runs})
+    return (
+        f"10 clients; digits: {DIGITS['rounds']} rounds of the MLP; Fashion-MNIST: {FASHION['rounds']} rounds of "
+        f"LeNet on {FASHION['limit']:,} training images and the whole test set, {seeds} seeds (FedGKT and FedDKC "
+        f"have their own models); {LOCAL_TRAINING['local-epochs']} local epochs, batches of "
+        f"{LOCAL_TRAINING['batch-size']}."
+    )
 
 
 def earlier_defaults(rows: Mapping[str, Sequence[RunResult]]) -> str:
@@ -184,7 +194,8 @@ def earlier_defaults(rows: Mapping[str, Sequence[RunResult]]) -> str:
     for row, runs in rows.items():
         method = registry.get(runs[0].method)
         today = method.config().to_wire()
-        chosen = {*LOCAL_TRAINING, "learning-rate", "distill-learning-rate", *method.fixed}
+        own = {text.partition("=")[0] for text in (*SETTINGS_OF.get(row, ()), *VARIANTS.get(row, ("",))[1:])}
+        chosen = {*LOCAL_TRAINING, *own, "learning-rate", "distill-learning-rate", *method.fixed}
         changed = [
             f"{name}={value}"
             for name, value in runs[0].hyperparameters.items()
@@ -232,7 +243,7 @@ def of_methods(*names: str) -> str:
         "MB to it",
         "s to it",
     )
-    return f"{markdown(header, rows)}\n\n{ACCURACY}{earlier_defaults(shown)} {made_with('accuracy')}"
+    return f"{markdown(header, rows)}\n\n{accuracy_text()}{earlier_defaults(shown)} {made_with('accuracy')}"
 
 
 def local(run: RunResult) -> float | None:
@@ -270,6 +281,9 @@ DIFFERENCES = (
     "global %",
     "over FedAvg",
 )
+
+
+HEADER = ("method", *DIFFERENCES, "better off than alone %", "MB to 85 %", "s to 85 %")
 
 
 def against_fedavg(groups: dict[str, list[RunResult]], row: str) -> list[str]:
@@ -589,7 +603,7 @@ def digest() -> str:
         )
         for part in ("digits-inner-dirichlet", "fashion-mnist-inner-dirichlet")
         for run in loaded(part).runs
-        if run.method in IN_PICTURE
+        if run.name in IN_PICTURE
     ]
     return hashlib.sha256(json.dumps(shown).encode()).hexdigest()
 
@@ -639,7 +653,7 @@ def draw(path: Path) -> None:
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside right center", frameon=False, fontsize=9)
     figure.suptitle(
-        "10 clients, inner-dirichlet:0.1; a marker is a round, mean ± standard deviation over 3 seeds",
+        "10 clients, inner-dirichlet:0.1; a marker is a round, mean ± standard deviation over the seeds",
         fontsize=10,
     )
     figure.savefig(path, metadata={SOURCE: digest(), "Software": None})
