@@ -259,4 +259,4 @@ def test_help_tells_what_everything_is(command: Command, words: str) -> None:
     if words == "simulate":
         assert "flwr-kd methods`  [required]" in out
     if words == "compare":
-        assert "names from `flwr-kd methods`, or of the file of --config" in out
+        assert "names from `flwr-kd methods`, and alone" in out
