@@ -76,7 +76,12 @@ def test_cells_of_the_map_of_classes_are_shown_under_the_pointer(opened: Any) ->
     from selenium.webdriver import ActionChains
 
     cells = opened.find_elements("css selector", "svg[data-grid] rect.cell")
-    opened.execute_script("arguments[0].scrollIntoView({block: 'center'})", cells[1])
+    # The values vanish when the page scrolls, of which a slow browser tells late.
+    opened.execute_async_script(
+        "arguments[0].scrollIntoView({block: 'center'});"
+        "requestAnimationFrame(() => requestAnimationFrame(arguments[1]))",
+        cells[1],
+    )
     ActionChains(opened, duration=0).move_to_element(cells[1]).perform()
     assert text_of_pointer(opened) == "client 0, class 2 training samples 7 all classes 12"
 
