@@ -28,12 +28,21 @@ def opened(driver: Any, tmp_path: Path) -> Any:
     return driver
 
 
+def scroll_to(driver: Any, element: Any) -> None:
+    """Scroll, and wait: the values vanish when the page scrolls, of which a slow browser tells late."""
+    driver.execute_async_script(
+        "arguments[0].scrollIntoView({block: 'center'});"
+        "requestAnimationFrame(() => requestAnimationFrame(arguments[1]))",
+        element,
+    )
+
+
 def under_pointer(driver: Any, figure: int, x: float, y: float) -> str:
     """Move the pointer to a place in a chart, in shares of its picture; return what the page then shows."""
     from selenium.webdriver import ActionChains
 
     picture = driver.find_elements("css selector", "figure.chart > svg")[figure]
-    driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", picture)
+    scroll_to(driver, picture)
     size = picture.rect
     moves = ActionChains(driver, duration=0)
     moves.move_to_element_with_offset(
@@ -76,12 +85,7 @@ def test_cells_of_the_map_of_classes_are_shown_under_the_pointer(opened: Any) ->
     from selenium.webdriver import ActionChains
 
     cells = opened.find_elements("css selector", "svg[data-grid] rect.cell")
-    # The values vanish when the page scrolls, of which a slow browser tells late.
-    opened.execute_async_script(
-        "arguments[0].scrollIntoView({block: 'center'});"
-        "requestAnimationFrame(() => requestAnimationFrame(arguments[1]))",
-        cells[1],
-    )
+    scroll_to(opened, cells[1])
     ActionChains(opened, duration=0).move_to_element(cells[1]).perform()
     assert text_of_pointer(opened) == "client 0, class 2 training samples 7 all classes 12"
 
