@@ -42,7 +42,7 @@ from rich.console import Console
 
 from flwr_kd import registry
 from flwr_kd.experiments import comparison
-from flwr_kd.experiments.comparison import Entry
+from flwr_kd.experiments.comparison import ALONE_BY, ALONE_SETTINGS, Entry
 from flwr_kd.experiments.experiment import Experiment
 from flwr_kd.experiments.options import ExperimentOptions
 from flwr_kd.experiments.resumption import FOLDER
@@ -69,7 +69,7 @@ VARIANTS = {
     # Beside them stand the methods that fix plain SGD.
     "fedavg-ft-sgd": ("fedavg-ft", "optimizer=sgd"),
     # Each client trains its own model: prototypes without a weight.
-    ALONE: ("fedproto", "proto-weight=0"),
+    ALONE: (ALONE_BY, *(f"{name}={value:g}" for name, value in ALONE_SETTINGS.items())),
     # As many steps as `pfedme`, each on the next batch.
     "pfedme-1-step": ("pfedme", "inner-steps=1"),
 }
@@ -179,6 +179,11 @@ def options_of(part: Mapping[str, Any]) -> ExperimentOptions:
     return ExperimentOptions(**{**shared, **part})
 
 
+def has_own_models(method: registry.Method) -> bool:
+    """Return whether a method splits the model elsewhere, so that it cannot have the models of the others."""
+    return "resnet2" in str(method.model)
+
+
 def entry(row: str, rate: str, own: Sequence[str]) -> Entry:
     """Return a row's method with the settings of all, the row's, and the given ones, which win."""
     name, *fixed = VARIANTS.get(row, (row,))
@@ -190,7 +195,7 @@ def entry(row: str, rate: str, own: Sequence[str]) -> Entry:
     shared = [each for each in (*SETTINGS, *rates) if _has(method, each)]
     config = method.config([*shared, *fixed, *own])
     # Those that split the model elsewhere have models of their own, which take no other's place: the light ones.
-    split = LIGHT if "resnet2" in str(method.model) else None
+    split = LIGHT if has_own_models(method) else None
     return Entry(method, config, row, split)
 
 

@@ -42,6 +42,7 @@ from accuracy import (
     SGD,
     TARGET,
     VARIANTS,
+    has_own_models,
 )
 from PIL import Image
 from rich.console import Console
@@ -160,7 +161,7 @@ def side_by_side(part: str) -> str:
     for row, runs in groups.items():
         _, sent, seconds = to_target(runs)
         # A client with another model is not better off by what it has learnt.
-        share = None if "resnet2" in str(registry.get(runs[0].method).model) else better[row]
+        share = None if has_own_models(registry.get(runs[0].method)) else better[row]
         rows.append(
             [
                 f"`{row}`",

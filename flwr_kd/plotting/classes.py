@@ -111,7 +111,7 @@ def figure(
                 _write_numbers(axes, table, most)
         _decorate(axes, name, table)
         if class_names and len(class_names) <= _MOST_NAMES:
-            axes.set_yticks(range(len(class_names)), [clipped(each, _NAME) for each in class_names])
+            axes.set_yticks(range(len(class_names)), [clipped(label, _NAME) for label in class_names])
     bar = drawn.colorbar(image, ax=shown, fraction=0.05, pad=0.02, ticks=MaxNLocator(8, integer=True))
     bar.set_label("training samples", fontsize=9)
     bar.ax.tick_params(labelsize=8)

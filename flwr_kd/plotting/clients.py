@@ -104,13 +104,14 @@ def figure(
     drawn = empty_figure(side + 0.8 + _COLUMN * legend_columns(len(methods), height), height)
     grid: Sequence[Axes] = list(drawn.subplots(len(bars), 1, squeeze=False).flat)
     for axes, (name, group) in zip(grid, bars.items(), strict=True):
-        _draw(axes, group, methods, _axis(metric), in_order=not by_model)
+        first = None if by_model else next((method for method in methods if method in group), None)
+        _draw(axes, group, methods, _axis(metric), sorted_by=first)
         unmeasured = [method for each in groups[name] for method in each.by_method() if method not in group]
         note = f"\nnot measured: {joined(list(dict.fromkeys(unmeasured)))}" if unmeasured else ""
         note += _better_off(groups[name], metric.replace("-", "_"))
         label = "clients' model" if by_model else "client"
-        if not by_model and len(group) > 1:
-            label += f", sorted by {next(method for method in methods if method in group)}"
+        if first is not None and len(group) > 1:
+            label += f", sorted by {first}"
         axes.set_xlabel(label + note).set_parse_math(False)
         if len(bars) > 1:
             axes.set_title(name, fontsize=11).set_parse_math(False)
@@ -189,13 +190,13 @@ def _draw(
     methods: Sequence[str],
     label: str,
     *,
-    in_order: bool,
+    sorted_by: str | None,
 ) -> None:
-    """Draw a panel, whose clients are in the order of the first method's values if ``in_order`` is true."""
+    """Draw a panel, whose clients are in the order of a method's values, the highest first, if one is named."""
     keys = sorted({key for column in group.values() for key in column}, key=_order)
-    if in_order:
-        first = next((group[method] for method in methods if method in group), {})
-        keys.sort(key=lambda key: -fmean(first[key]) if key in first else math.inf)
+    if sorted_by is not None:
+        values = group[sorted_by]
+        keys.sort(key=lambda key: -fmean(values[key]) if key in values else math.inf)
     width = _WHOLE / max(1, len(methods))
     ends: list[float] = []
     for index, method in enumerate(methods):

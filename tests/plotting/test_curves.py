@@ -242,7 +242,7 @@ def test_the_training_loss_is_drawn_in_its_own_unit():
     np.testing.assert_allclose(right.lines[0].get_ydata(), [320, 2])
     assert right.collections[0].get_paths()[0].vertices[:, 1].max() > 400
     assert right.get_ylim()[1] > 320 > 102 >= left.get_ylim()[1]
-    # Of a range of 318, a tenth is less than a line's width.
+    # The lines differ by 0.1, which is less than a line's width where losses range over 318.
     assert "one line" in right.get_xlabel()
     none = a_comparison(a_run("fedavg", 0, [0.1, 0.2]))
     with pytest.raises(ResultError, match="training-loss was not measured in any run"):

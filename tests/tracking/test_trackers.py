@@ -262,8 +262,8 @@ def test_the_places_if_none_or_one_is_named(tmp_path: Path) -> None:
     assert (own.folder, named.folder) == (result / "tensorboard", tmp_path / "tb" / "mine")
     folders = {
         log.folder
-        for each in ("runs/a/x", "runs/b/x", "own/x", tmp_path.parent / "x")
-        for log in open_logs(chosen_logs(["tensorboard:tb"]), Path(each))
+        for directory in ("runs/a/x", "runs/b/x", "own/x", tmp_path.parent / "x")
+        for log in open_logs(chosen_logs(["tensorboard:tb"]), Path(directory))
         if isinstance(log, TensorBoardLog)
     }
     outside = Path(*(tmp_path.parent / "x").parts[1:])

@@ -138,17 +138,17 @@ def test_a_malicious_leader_is_left_out(
 @pytest.mark.parametrize("name", ["pfedhn", "pfedhn-pc"])
 def test_long_updates_are_bounded_where_the_server_learns_from_them(name: str) -> None:
     """The steps of a hypernetwork, with a client that reports a change a thousand times as large as its own."""
-    found = {}
+    largest = {}
     for attack in (None, "scale:1000"):
         for rule in ("mean", "norm-bound:1"):
             federation = Federation(name, 5, attack=attack, attackers={1} if attack else set())
             federation.aggregation = rule
             strategy, _ = federation.run(rounds=1, settings=["server-clip-norm=1000000"])
-            found[attack, rule] = largest_of(ArrayRecord(), strategy)
-    plain = found[None, "mean"]
-    assert found[None, "norm-bound:1"] == pytest.approx(plain, rel=0.01)
-    assert found["scale:1000", "mean"] > 1e5 * plain
-    assert found["scale:1000", "norm-bound:1"] < 20 * plain
+            largest[attack, rule] = largest_of(ArrayRecord(), strategy)
+    plain = largest[None, "mean"]
+    assert largest[None, "norm-bound:1"] == pytest.approx(plain, rel=0.01)
+    assert largest["scale:1000", "mean"] > 1e5 * plain
+    assert largest["scale:1000", "norm-bound:1"] < 20 * plain
 
 
 @pytest.mark.long
