@@ -189,13 +189,21 @@ class Process:
         if self.returncode is None:
             os.kill(self.pid, number)
 
-    def wait_alone(self, seconds: float = PATIENCE) -> int:
-        """Wait for its end, but not for what it has started; return its exit status."""
-        return self._popen.wait(seconds)
+    def wait_alone(self, silence: float = PATIENCE) -> int:
+        """Wait for its end, but not for what it has started; return its exit status.
 
-    def wait(self, seconds: float = PATIENCE) -> int:
-        """Wait for its end and the end of all that it has started; return its exit status."""
-        status = self.wait_alone(seconds)
+        It may run for longer than ``silence`` seconds, but not print nothing for so long: how long a script of many
+        commands takes depends on the machine.
+        """
+        size = -1
+        while size != (size := self.log_file.stat().st_size):
+            with suppress(subprocess.TimeoutExpired):
+                return self._popen.wait(silence)
+        raise TimeoutError(f"it has printed nothing for {silence:g} s, and runs:\n{self.log[-5000:]}")
+
+    def wait(self, silence: float = PATIENCE) -> int:
+        """Wait as :meth:`wait_alone` does, and then for the end of all that it has started."""
+        status = self.wait_alone(silence)
         wait_for(
             lambda: all(session != self.pid for _, session in living()),
             f"the end of what {self.log_file.stem} has started",

@@ -53,12 +53,9 @@ class Run:
         (entry,) = self.link.json("ls", "--run-id", self.run_id)["runs"]
         return dict(entry)
 
-    def wait(self, seconds: float = PATIENCE) -> str:
+    def wait(self) -> str:
         """Wait for the run's end, and return its status, which is ``finished:completed`` after a success."""
-        try:
-            self.stream.wait(seconds)
-        except subprocess.TimeoutExpired as error:
-            raise TimeoutError(f"the run did not end within {seconds:g} s:\n{self.log[-5000:]}") from error
+        self.stream.wait()
 
         # The exit status of the stream is always 0, and it may end before the SuperLink has stored the run's end.
         def ended() -> str | None:

@@ -24,7 +24,7 @@ from PIL import Image
 from flwr_kd import registry
 from flwr_kd.results import files
 from tests.apps.applications import APPLICATIONS
-from tests.processes import PATIENCE, PROGRAMS, ROOT, Process, free_port, guarded, start_environment
+from tests.processes import PROGRAMS, ROOT, Process, free_port, guarded, start_environment
 
 TEXT = (ROOT / "docs" / "deploy.md").read_text("utf-8")
 ALONE = ("insecure", "tls")
@@ -120,8 +120,8 @@ class Scenario:
         environment = {**start_environment(self.folder), "OMP_NUM_THREADS": "1"}
         process = Process(["bash", file], self.folder / "script.log", environment, cwd=ROOT)
         status: int | str = "it did not end"
-        with suppress(subprocess.TimeoutExpired):
-            status = process.wait_alone(PATIENCE)
+        with suppress(TimeoutError):
+            status = process.wait_alone()
         logs = sorted(self.folder.glob("*.log"))
         assert status == 0, "\n".join(
             [f"{status}", *(f"== {log.name}\n{log.read_text()[-3000:]}" for log in logs)]
