@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from flwr_kd.client.personal_state import PersonalState as PersonalState
     from flwr_kd.client.personal_state import StateError as StateError
     from flwr_kd.client.task import Answer as Answer
-    from flwr_kd.client.task import Measured as Measured
     from flwr_kd.client.task import Task as Task
     from flwr_kd.config import MethodConfig as MethodConfig
     from flwr_kd.config import hyper as hyper
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     from flwr_kd.experiments.runner import run as run
     from flwr_kd.learning.batches import Batches as Batches
     from flwr_kd.learning.batches import DatasetError as DatasetError
+    from flwr_kd.learning.scores import Measured as Measured
     from flwr_kd.registry import Method as Method
     from flwr_kd.results.errors import ResultError as ResultError
     from flwr_kd.results.errors import ResultExistsError as ResultExistsError
@@ -67,7 +67,7 @@ _HOMES = {
     "client.client": ("KDClient",),
     "client.message_app": ("client_app",),
     "client.personal_state": ("PersonalState", "StateError"),
-    "client.task": ("Answer", "Measured", "Task"),
+    "client.task": ("Answer", "Task"),
     "config": ("MethodConfig", "hyper"),
     "data.own": ("DataSpec", "load_own", "load_samples"),
     "experiments.comparison": ("compare",),
@@ -77,6 +77,7 @@ _HOMES = {
     "experiments.options": ("ExperimentOptions",),
     "experiments.runner": ("run",),
     "learning.batches": ("Batches", "DatasetError"),
+    "learning.scores": ("Measured",),
     "registry": ("Method",),
     "results.errors": ("ResultError", "ResultExistsError"),
     "results.schema": ("Comparison", "RoundResult", "RunResult"),

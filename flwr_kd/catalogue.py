@@ -27,6 +27,7 @@ DATASETS: Mapping[str, str] = MappingProxyType(
         "cinic10": "images 3×32×32, 10 classes: 180,000 photographs, from a folder of files",
         "tiny-imagenet": "images 3×64×64, 200 classes: 110,000 photographs, from its folder",
         "chexpert": "images 1×64×64, 14 classes: chest radiographs with one finding each, from its folder",
+        "chexpert-multilabel": "images 1×64×64, 14 classes: the same files, each radiograph with all its findings",
         "20newsgroups": "texts as TF-IDF of 5,000 words, 20 classes: 18,846 messages",
         "ag-news": "texts as TF-IDF of 1,024 words, 4 classes: 127,600 news",
         "sst2": "texts as TF-IDF of 1,024 words, 2 classes: 68,221 sentences",

@@ -32,6 +32,7 @@ __all__ = [
     "Variant",
     "get",
     "methods",
+    "needs_one_class",
     "needs_one_tensor",
     "register",
     "source",
@@ -94,6 +95,8 @@ class Method:
     one_tensor : str
         Why each sample must be one tensor, as the end of a sentence that begins with the method's name; empty if it
         may be several by name (:class:`flwr_kd.inputs.NamedInputs`). See :func:`needs_one_tensor`.
+    takes_multi_label : bool
+        Whether samples may have several labels: the client's ``takes_multi_label``.
     server_device : bool
         Whether the strategy trains a model itself, and so takes a ``device``.
     server_model : bool
@@ -137,6 +140,7 @@ class Method:
     fixed: Mapping[str, Any] = field(default_factory=dict)
     client_options: Mapping[str, Any] = field(default_factory=dict)
     one_tensor: str = ""
+    takes_multi_label: bool = False
     server_device: bool = False
     server_model: bool = False
     model: str = "mlp"
@@ -323,3 +327,20 @@ def needs_one_tensor(name: str, got: str = "") -> str:
         f"{name} {get(name).one_tensor}, so each sample must be one tensor{given}; methods that take several "
         f"inputs by name: {instead}"
     )
+
+
+def needs_one_class(name: str) -> str:
+    """Return why a method refuses samples that have several labels, and which methods take them.
+
+    Parameters
+    ----------
+    name : str
+        A method without :attr:`Method.takes_multi_label`.
+
+    Examples
+    --------
+    >>> print(needs_one_class("fedproto"))
+    fedproto needs one class per sample, and these have several labels; methods that take several: fedalign, ...
+    """
+    instead = ", ".join(method.name for method in methods().values() if method.takes_multi_label)
+    return f"{name} needs one class per sample, and these have several labels; methods that take several: {instead}"

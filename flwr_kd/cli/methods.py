@@ -49,6 +49,7 @@ def list_methods(
                 "public_at": m.public_at,
                 "different_models": m.heterogeneous,
                 "global_model": m.global_model,
+                "takes_multi_label": m.takes_multi_label,
             }
             for m in registry.methods().values()
         ]
@@ -85,6 +86,7 @@ def _describe(method: registry.Method, as_json: bool) -> None:
         ("sent", method.exchanged),
         ("models", "may differ between clients" if method.heterogeneous else "the same at all clients"),
         ("inputs", f"one tensor: it {method.one_tensor}" if method.one_tensor else "one tensor or several"),
+        ("labels", "one class per sample" + (" or several labels" if method.takes_multi_label else "")),
         ("public data", PUBLIC_DATA[method.public_at]),
         ("global model", _yes(method.global_model)),
     ]

@@ -135,6 +135,7 @@ def _losses(
 
     from flwr_kd.experiments import saved_arrays
     from flwr_kd.experiments.data import bundle_of
+    from flwr_kd.learning.scores import label_loss
     from flwr_kd.plotting import measurements
     from flwr_kd.seeding import numpy_generator, torch_generator
 
@@ -150,7 +151,9 @@ def _losses(
         direction = measurements.filter_normalised_direction(
             state, torch_generator(run.seed, "landscape", index), parameters=trained
         )
-        lines.append(measurements.loss_along(model, state, [direction], magnitudes, drawn.x, drawn.y))
+        lines.append(
+            measurements.loss_along(model, state, [direction], magnitudes, *drawn.tensors, loss=label_loss)
+        )
     return np.concatenate(lines)
 
 

@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from flwr_kd.client.task import Measured, Task, metrics_of
+from flwr_kd.client.task import Task, metrics_of
 from flwr_kd.learning.loop import BatchNorms
+from flwr_kd.learning.scores import Measured, label_loss
 from flwr_kd.models import FeatureModel
 from flwr_kd.models.feature import find_head
 from flwr_kd.seeding import forked_global_rng
@@ -32,13 +32,13 @@ def fine_tune(client: KDClient[Any], task: Task[Any]) -> None:
     """
     model, config = client.model, task.config
     if config.personalize_part == "model":
-        client.train(task, lambda x, y: F.cross_entropy(model(x), y), epochs=config.adaptation_epochs)
+        client.train(task, lambda x, y: label_loss(model(x), y), epochs=config.adaptation_epochs)
         return
     batchnorms = BatchNorms(model)
 
     def loss(x: Tensor, y: Tensor) -> Tensor:
         with batchnorms.frozen():
-            return F.cross_entropy(model.classify(model.features(x)), y)
+            return label_loss(model.classify(model.features(x)), y)
 
     with _only_trained(model, head_of(model)):
         client.train(task, loss, epochs=config.adaptation_epochs)

@@ -16,7 +16,6 @@ import torch
 from flwr.app import Context
 from flwr.common.logger import log
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
 from flwr_kd.checks import ConfigError
@@ -31,7 +30,7 @@ from flwr_kd.client.own_model import feature_shape, named_size, own_model
 from flwr_kd.client.personal_state import PersonalState, StateError
 from flwr_kd.client.private_update import RECEIVED, UpdateStart
 from flwr_kd.client.reply import reply_of
-from flwr_kd.client.task import Answer, Measured, Task, metrics_of
+from flwr_kd.client.task import Answer, Task, metrics_of
 from flwr_kd.config import ConfigT, MethodConfig
 from flwr_kd.learning.allocator import keep_freed_memory
 from flwr_kd.learning.batches import Batches
@@ -40,6 +39,7 @@ from flwr_kd.learning.fetched import Fetched
 from flwr_kd.learning.loop import falling_rate, fit, make_optimizer
 from flwr_kd.learning.passes import pass_size
 from flwr_kd.learning.precision import computed_in, named_precision
+from flwr_kd.learning.scores import Measured, label_loss
 from flwr_kd.learning.weights import load_weights, size_of
 from flwr_kd.models import as_feature_model, count_parameters
 from flwr_kd.models.given import check_dtypes, check_outputs, floating_dtype
@@ -102,13 +102,18 @@ class KDClient(NumPyClient, Generic[ConfigT]):
     reproducible_noise : bool, optional
         Draw noise that protects the client from the run's seed, which the server knows, and not secretly. If None,
         :func:`flwr_kd.client.noise.reproducible_noise` decides.
+    multi_label : bool, optional
+        Whether a sample has several labels, each with an output of the model: a tensor ``[C]`` of 0 and 1. The loss
+        is then binary cross-entropy, and AUROC is measured as well; see :class:`flwr_kd.Measured`. If None, whether
+        ``train_set`` is a :class:`flwr_kd.data.MultiLabelDataset`.
 
     Raises
     ------
     DatasetError
         If a data set does not give what training needs.
     ConfigError
-        If ``device`` or ``precision`` is not allowed, or the model cannot be copied and another client has it.
+        If ``device`` or ``precision`` is not allowed, the model cannot be copied and another client has it, or the
+        method needs one class per sample.
     TypeError, ValueError
         If the model cannot be used: it is scripted or wrapped for several devices, computes per-sample gradients
         (Opacus), has one output, does not end in a ``Linear``, or is kept in float16 or bfloat16.
@@ -119,6 +124,8 @@ class KDClient(NumPyClient, Generic[ConfigT]):
     """Whether the model stays at the client between rounds instead of coming from the server."""
     indexed: ClassVar[bool] = False
     """Whether the objective takes the samples' positions in the data set as third argument."""
+    takes_multi_label: ClassVar[bool] = False
+    """Whether samples may have several labels: then no loss and no knowledge needs one class per sample."""
     dp_sgd: ClassVar[bool] = False
     """Whether training by DP-SGD protects what is sent; see :mod:`flwr_kd.client.dp_sgd`."""
     update_from: ClassVar[str] = RECEIVED
@@ -141,7 +148,15 @@ class KDClient(NumPyClient, Generic[ConfigT]):
         precision: str = "float32",
         channels_last: bool = False,
         reproducible_noise: bool | None = None,
+        multi_label: bool | None = None,
     ) -> None:
+        if multi_label is None:
+            multi_label = bool(getattr(train_set, "multi_label", False))
+        if multi_label and not self.takes_multi_label:
+            raise ConfigError(
+                f"{type(self).__name__} needs one class per sample, and these have several labels; "
+                "`flwr-kd methods NAME` says whether a method takes several"
+            )
         keep_freed_memory()
         self.device = resolve_device(device)
         self.precision, self.channels_last = named_precision(precision), channels_last
@@ -157,6 +172,7 @@ class KDClient(NumPyClient, Generic[ConfigT]):
             "classes": classes,
             "input_key": input_key,
             "label_key": label_key,
+            "multi_label": multi_label,
             "dtype": self.dtype,
         }
         self.data_sets = DataSets(train_set, test_set, knowledge_set, common_test_set, **options)
@@ -183,7 +199,7 @@ class KDClient(NumPyClient, Generic[ConfigT]):
 
     def objective(self, task: Task[ConfigT]) -> Objective:
         """Return the loss on one batch; cross-entropy by default. It takes positions where ``indexed``."""
-        return lambda x, y: F.cross_entropy(self.model(x), y)
+        return lambda x, y: label_loss(self.model(x), y)
 
     def penalty(self, task: Task[ConfigT]) -> Callable[[], Tensor] | None:
         """Return a term of the loss that no sample decides, which the objective leaves out in DP-SGD; or None."""

@@ -81,7 +81,8 @@ class DataSets:
     def shared_counts(self, node_config: Mapping[str, Any], num_classes: int) -> dict[str, str]:
         """Return the property with the training samples of each class, if the client's node config shares them.
 
-        All samples are read once for it. Without ``share-histogram=true`` there is no property.
+        All samples are read once for it. A sample with several labels counts for each. Without
+        ``share-histogram=true`` there is no property.
 
         Raises
         ------
@@ -92,7 +93,10 @@ class DataSets:
             return {}
         counts = torch.zeros(num_classes, dtype=torch.int64)
         for _, labels in self.train.ordered(_READ_TOGETHER):
-            counts += torch.bincount(labels.cpu(), minlength=num_classes)
+            several = self.train.multi_label
+            counts += (
+                labels.cpu().sum(0).long() if several else torch.bincount(labels.cpu(), minlength=num_classes)
+            )
         return {CLASS_COUNTS: json.dumps(counts.tolist())}
 
     def close(self) -> None:

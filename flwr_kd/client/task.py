@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Generic, NamedTuple, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import numpy.typing as npt
 import torch
 
 from flwr_kd.config import ConfigT
+from flwr_kd.learning.scores import Measured
 from flwr_kd.seeding import derive_seed, torch_generator
 from flwr_kd.transport import flower_records as records
 from flwr_kd.transport.payload import MAX_PAYLOAD_BYTES, Payload
 
-__all__ = ["Answer", "Measured", "Task", "metrics_of"]
+__all__ = ["Answer", "Task", "metrics_of"]
 
 NDArray = npt.NDArray[Any]
 P = TypeVar("P", bound=Payload)
@@ -120,31 +121,6 @@ class Task(Generic[ConfigT]):
         if self.payload is None:
             return None
         return kind.from_bytes(self.payload, dims=dims, max_bytes=self.max_payload_bytes)
-
-
-class Measured(NamedTuple):
-    """A model's results on test data: mean cross-entropy, accuracy, and with more than 5 classes top-5 accuracy."""
-
-    loss: float
-    accuracy: float
-    top5: float | None
-
-    def metrics(self, kind: str = "local") -> dict[str, float]:
-        """Return the accuracies by the names that a reply has for them.
-
-        Parameters
-        ----------
-        kind : str
-            ``"local"``: on the client's test data. ``"common"``: on the common test set. ``"trained"``: on the
-            client's test data, before the client distils.
-
-        Examples
-        --------
-        >>> Measured(0.1, 0.75, None).metrics("common")
-        {'common-accuracy': 0.75}
-        """
-        top5 = {} if self.top5 is None else {f"{kind}-top5": self.top5}
-        return {f"{kind}-accuracy": self.accuracy, **top5}
 
 
 def metrics_of(**measured: Measured | None) -> dict[str, float]:

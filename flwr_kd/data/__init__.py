@@ -17,7 +17,7 @@ Examples
 """
 
 from flwr_kd.checks import DataError
-from flwr_kd.data._base import ArrayDataset, Bundle, as_labels, require
+from flwr_kd.data._base import ArrayDataset, Bundle, MultiLabelDataset, as_labels, require
 from flwr_kd.data._function import Samples
 from flwr_kd.data.augmentation import AUGMENTATIONS, augmentation, random_affine
 from flwr_kd.data.federated import federated_samples, from_hub, from_partition
@@ -35,6 +35,7 @@ __all__ = [
     "Bundle",
     "DataError",
     "DataSpec",
+    "MultiLabelDataset",
     "Samples",
     "Selection",
     "as_labels",

@@ -85,11 +85,64 @@ class ArrayDataset(Dataset[tuple[Tensor, Tensor]]):
             If a position is not a whole number or lies outside ``0 .. len(self) - 1``.
         """
         rows = torch.from_numpy(as_indices(indices, len(self), "indices"))
-        return ArrayDataset(self.x[rows], self.y[rows])
+        return self.like(*(tensor[rows] for tensor in self.tensors))
 
     def to(self, device: torch.device) -> ArrayDataset:
         """Return the samples on a device; the data set itself if they are there already."""
-        return self if self.x.device == device else ArrayDataset(self.x.to(device), self.y.to(device))
+        return self if self.x.device == device else self.like(*(tensor.to(device) for tensor in self.tensors))
+
+    def like(self, x: Tensor, labels: Tensor) -> ArrayDataset:
+        """Return a data set of this kind with other :attr:`tensors`."""
+        return ArrayDataset(x, labels)
+
+
+class MultiLabelDataset(ArrayDataset):
+    """A data set in memory whose samples have several labels each.
+
+    Its ``y`` is the first label of each sample, by which data sets are divided; what is learned is ``labels``.
+
+    Parameters
+    ----------
+    x : Tensor
+        As :class:`ArrayDataset` takes them.
+    labels : Tensor
+        ``[N, C]`` of 0 and 1.
+
+    Raises
+    ------
+    DataError
+        For another dtype or shape, or another value.
+
+    Examples
+    --------
+    >>> data = MultiLabelDataset(torch.zeros(2, 3), torch.tensor([[0, 1, 1], [0, 0, 0]]))
+    >>> data.y, data.subset([0])[0][1]
+    (tensor([1, 0]), tensor([0., 1., 1.]))
+    """
+
+    items_are_rows_of_tensors = True
+    multi_label: ClassVar[bool] = True
+    """By which a client recognises it."""
+
+    def __init__(self, x: Tensor, labels: Tensor) -> None:
+        if labels.ndim != 2 or not bool(((labels == 0) | (labels == 1)).all()):
+            raise DataError(
+                f"labels must be 0 or 1, with shape [N, C], not {labels.dtype} {list(labels.shape)}"
+            )
+        super().__init__(x, labels.argmax(dim=1))
+        self.labels = labels.to(torch.float32)
+
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor]:
+        """Inputs ``[N, ...]`` and labels ``[N, C]``."""
+        return self.x, self.labels
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.x[index], self.labels[index]
+
+    def like(self, x: Tensor, labels: Tensor) -> MultiLabelDataset:
+        """Return a data set of this kind with other :attr:`tensors`."""
+        return MultiLabelDataset(x, labels)
 
 
 @dataclass(frozen=True)
@@ -128,6 +181,11 @@ class Bundle:
     class_names: tuple[str, ...] = ()
     inputs: tuple[str, ...] = ()
 
+    @property
+    def multi_label(self) -> bool:
+        """Whether samples have several labels each."""
+        return isinstance(self.train, MultiLabelDataset)
+
     def with_training(self, rows: AnyArray) -> Bundle:
         """Return the data set with some of the training samples, by their positions ``[n]``."""
         columns = {name: values[rows] for name, values in self.columns.items()}
@@ -149,7 +207,8 @@ class Bundle:
         margins = (width // 2, width - width // 2, height // 2, height - height // 2)
         darkest = float(self.train.x.min()) if len(self.train) else 0.0
         train, test = (
-            ArrayDataset(pad(part.x, margins, value=darkest), part.y) for part in (self.train, self.test)
+            part.like(pad(part.x, margins, value=darkest), part.tensors[1])
+            for part in (self.train, self.test)
         )
         return replace(self, train=train, test=test, input_shape=(self.input_shape[0], side, side))
 

@@ -24,7 +24,7 @@ class Samples:
     x : ndarray
         Inputs ``[N, ...]``: floats, or token ids as int64. They are used as they are.
     y : ndarray
-        Classes ``[N]``, whole numbers from 0.
+        Classes ``[N]``, whole numbers from 0; or, where samples have several labels each, ``[N, C]`` of 0 and 1.
     columns : mapping of str to ndarray
         What else is known of each sample, ``[N]``, such as the person that it comes from: for partitions
         ``natural:COLUMN``.
@@ -36,7 +36,7 @@ class Samples:
     Raises
     ------
     DataError
-        If lengths differ, a value is not finite, or a label is no whole number from 0.
+        If lengths differ, a value is not finite, or a label is neither.
     """
 
     x: AnyArray
@@ -54,12 +54,28 @@ class Samples:
     def source(self) -> Source:
         """Return the samples as other loaders do."""
         columns = {name: np.asarray(values) for name, values in self.columns.items()}
-        pool = Part(self._inputs(self.x, "x"), as_labels(np.asarray(self.y), "y"), columns)
-        test = None
+        pool, test = self._part(self.x, self.y, "", columns), None
         if self.test_x is not None and self.test_y is not None:
-            test = Part(self._inputs(self.test_x, "test_x"), as_labels(np.asarray(self.test_y), "test_y"))
-        labels = [part.labels for part in (pool, test) if part is not None and len(part)]
-        return Source(pool, test, int(max(found.max() for found in labels)) + 1 if labels else 0)
+            test = self._part(self.test_x, self.test_y, "test_", {})
+        parts = [pool] if test is None else [pool, test]
+        widths = {None if part.all_labels is None else part.all_labels.shape[1] for part in parts}
+        if len(widths) > 1:
+            raise DataError("y and test_y must both be [N], or both [N, C]")
+        (width,) = widths
+        if width is not None:
+            return Source(pool, test, width)
+        highest = [int(part.labels.max()) for part in parts if len(part)]
+        return Source(pool, test, max(highest) + 1 if highest else 0)
+
+    def _part(self, x: AnyArray, y: AnyArray, prefix: str, columns: Mapping[str, AnyArray]) -> Part:
+        inputs, labels = self._inputs(x, f"{prefix}x"), np.asarray(y)
+        if labels.ndim != 2:
+            return Part(inputs, as_labels(labels, f"{prefix}y"), columns)
+        if labels.shape[1] < 2 or not ((labels == 0) | (labels == 1)).all():
+            raise DataError(
+                f"{prefix}y with shape {list(labels.shape)} must be 0 or 1 for each of at least two labels"
+            )
+        return Part.of_several(inputs, labels.astype(np.float32), columns)
 
     def _inputs(self, values: AnyArray, name: str) -> AnyArray:
         array = np.asarray(values)

@@ -8,16 +8,17 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from flwr_kd.checks import DataError
-from flwr_kd.data._base import require
+from flwr_kd.data._base import AnyArray, require
 from flwr_kd.data._files import check_regular
 from flwr_kd.data._source import Part, Source
 
-__all__ = ["CHEXPERT_FINDINGS", "chexpert", "cinic10", "tiny_imagenet"]
+__all__ = ["CHEXPERT_FINDINGS", "chexpert", "chexpert_multilabel", "cinic10", "tiny_imagenet"]
 
 CHEXPERT_FINDINGS = (
     "No Finding",
@@ -95,10 +96,22 @@ def chexpert(data_dir: Path | None) -> Source:
     patients of ``train.csv`` whose number is divisible by five, so that no patient is in both parts; the part
     "valid" (234 images, few with one finding) is not used.
     """
+    return _radiographs(data_dir, single=True)
+
+
+def chexpert_multilabel(data_dir: Path | None) -> Source:
+    """Return CheXpert's radiographs with all 14 findings of each, 0 or 1.
+
+    As :func:`chexpert`, but none is left out. One without a positive finding is divided as "No Finding".
+    """
+    return _radiographs(data_dir, single=False)
+
+
+def _radiographs(data_dir: Path | None, *, single: bool) -> Source:
     folders = ("", "CheXpert-v1.0-small", "CheXpert-v1.0", "chexpert")
     root = _root("chexpert", data_dir, folders, ("train/patient*/study*/*.jpg", "train.csv"))
     table = root / "train.csv"
-    parts: tuple[list[tuple[Path, int]], list[tuple[Path, int]]] = ([], [])
+    parts: tuple[list[tuple[Path, list[bool]]], list[tuple[Path, list[bool]]]] = ([], [])
     reader = csv.DictReader(_lines(table), strict=True)
     if missing := [name for name in ("Path", *CHEXPERT_FINDINGS) if name not in (reader.fieldnames or ())]:
         raise DataError(
@@ -111,19 +124,21 @@ def chexpert(data_dir: Path | None) -> Source:
                 f"{table}, row {reader.line_num}, column 'Path' must end in train/patientN/studyN/FILE, got "
                 f"{row['Path']!r}"
             )
-        positive = [
-            label
-            for label, name in enumerate(CHEXPERT_FINDINGS)
-            if _positive(row[name], name, f"{table}, row {reader.line_num}")
-        ]
-        if len(positive) == 1:
-            parts[int(match[2]) % _TEST_EVERY == 0].append((root / match[1], positive[0]))
+        where = f"{table}, row {reader.line_num}"
+        found = [_positive(row[name], name, where) for name in CHEXPERT_FINDINGS]
+        if not single or sum(found) == 1:
+            parts[int(match[2]) % _TEST_EVERY == 0].append((root / match[1], found))
     if not all(parts):
+        kind = "radiograph with exactly one finding" if single else "radiograph"
         raise DataError(
-            f"{table} has no radiograph with exactly one finding of patients whose number is divisible by "
-            f"{_TEST_EVERY}, or none of the others"
+            f"{table} has no {kind} of patients whose number is divisible by {_TEST_EVERY}, or none of the others"
         )
-    train, test = (_part(*zip(*part, strict=True)) for part in parts)
+    train, test = (
+        Part.of_several(_paths(path for path, _ in part), np.array([found for _, found in part], np.float32))
+        for part in parts
+    )
+    if single:
+        train, test = (replace(part, all_labels=None) for part in (train, test))
     return Source(train, test, len(CHEXPERT_FINDINGS), tuple(CHEXPERT_FINDINGS))
 
 
@@ -153,5 +168,8 @@ def _lines(path: Path) -> Iterable[str]:
 
 
 def _part(paths: Iterable[str | Path], labels: Iterable[int]) -> Part:
-    inputs = np.array([str(path) for path in paths], dtype=object)
-    return Part(inputs, np.asarray(list(labels), dtype=np.int64))
+    return Part(_paths(paths), np.asarray(list(labels), dtype=np.int64))
+
+
+def _paths(paths: Iterable[str | Path]) -> AnyArray:
+    return np.array([str(path) for path in paths], dtype=object)

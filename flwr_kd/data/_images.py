@@ -61,6 +61,7 @@ SPECS: dict[str, ImageSpec] = {
     "cinic10": ImageSpec((3, 32, 32), 10, (0.4789, 0.4723, 0.4305), (0.2421, 0.2383, 0.2587)),
     "tiny-imagenet": ImageSpec((3, 64, 64), 200, (0.4802, 0.4481, 0.3975), (0.2770, 0.2691, 0.2821)),
     "chexpert": ImageSpec((1, 64, 64), 14, (0.5,), (0.25,)),
+    "chexpert-multilabel": ImageSpec((1, 64, 64), 14, (0.5,), (0.25,)),
 }
 
 

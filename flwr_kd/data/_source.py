@@ -6,6 +6,10 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
+from typing import Self
+
+import numpy as np
 
 from flwr_kd.checks import DataError
 from flwr_kd.data._base import AnyArray, IntArray
@@ -40,12 +44,21 @@ class Part:
 
     Inputs are images (uint8, or floats in [0, 1], ``[N, C, H, W]``; or paths, as objects ``[N]``), texts (str
     objects, ``[N]``) or table rows (float64, ``[N, F]``). Columns say more of each sample, ``[N]``, such as the
-    person that it comes from.
+    person that it comes from. ``all_labels`` are ``[N, C]`` of 0 and 1 where samples have several labels each;
+    ``labels`` then have the first of them, by which data is divided.
     """
 
     inputs: AnyArray
     labels: IntArray
     columns: Mapping[str, AnyArray] = field(default_factory=dict)
+    all_labels: AnyArray | None = None
+
+    @classmethod
+    def of_several(
+        cls, inputs: AnyArray, all_labels: AnyArray, columns: Mapping[str, AnyArray] = MappingProxyType({})
+    ) -> Self:
+        """Return samples with several labels each; one without any counts as of the first class."""
+        return cls(inputs, all_labels.argmax(axis=1).astype(np.int64), columns, all_labels)
 
     def __post_init__(self) -> None:
         if len(self.inputs) != len(self.labels):
@@ -59,7 +72,8 @@ class Part:
 
     def __getitem__(self, rows: AnyArray) -> Part:
         columns = {name: values[rows] for name, values in self.columns.items()}
-        return Part(self.inputs[rows], self.labels[rows], columns)
+        several = None if self.all_labels is None else self.all_labels[rows]
+        return Part(self.inputs[rows], self.labels[rows], columns, several)
 
 
 @dataclass(frozen=True)

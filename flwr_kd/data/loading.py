@@ -14,7 +14,7 @@ from flwr_kd import catalogue
 from flwr_kd.by_name import names_function
 from flwr_kd.checks import DataError, whole_number
 from flwr_kd.data import _function, _hub, _image_trees, _images, _tables, _texts
-from flwr_kd.data._base import AnyArray, ArrayDataset, Bundle
+from flwr_kd.data._base import AnyArray, ArrayDataset, Bundle, MultiLabelDataset
 from flwr_kd.data._files import check_data_dir
 from flwr_kd.data._source import Part, Source
 from flwr_kd.data.own import DataSpec, load_samples
@@ -40,6 +40,7 @@ _LOADERS: dict[str, Callable[[Path | None], Source]] = {
     "cinic10": _image_trees.cinic10,
     "tiny-imagenet": _image_trees.tiny_imagenet,
     "chexpert": _image_trees.chexpert,
+    "chexpert-multilabel": _image_trees.chexpert_multilabel,
     "20newsgroups": _texts.newsgroups,
     "ag-news": _texts.ag_news,
     "sst2": _texts.sst2,
@@ -102,6 +103,7 @@ def load(
     ``cinic10``             ``train/`` and ``test/`` of its image tree   10             --
     ``tiny-imagenet``       its folder as distributed; test is "val"     200            --
     ``chexpert``            its folder; one finding per image            14             a fifth of train
+    ``chexpert-multilabel`` its folder; all findings of each image       14             a fifth of train
     ``20newsgroups``        Orange's tab files, else scikit-learn        20             a fifth of train
     ``ag-news``             csv, parquet or json files, else the hub     4              a fifth of train
     ``sst2``                tsv, parquet or json files, else the hub     2              a fifth of train
@@ -116,8 +118,9 @@ def load(
     ``package.module:f``    :class:`flwr_kd.data.Samples` of a function  as found       a fifth
     ======================= ===========================================  =============  ====================
 
-    CheXpert's radiographs have several labels each. Here a class is the only positive one: uncertain labels count
-    as negative, and radiographs with several positive labels or none are left out. Its test set has a fifth of the
+    CheXpert's radiographs have several labels each. With ``chexpert`` a class is the only positive one: uncertain
+    labels count as negative, and radiographs with several positive labels or none are left out. With
+    ``chexpert-multilabel`` each has all of them, and is divided by its first. The test set has a fifth of the
     patients. The tables of network flows have all numeric columns as features (80 and 44), without the rows in
     which a value is missing; whole files take 2.5 and 1 GB of memory.
 
@@ -451,6 +454,8 @@ def _limited(part: Part, size: int | None, seed: int, purpose: str) -> Part:
 
 
 def _dataset(x: Tensor, part: Part) -> ArrayDataset:
+    if part.all_labels is not None:
+        return MultiLabelDataset(x.contiguous(), torch.from_numpy(part.all_labels))
     return ArrayDataset(x.contiguous(), torch.from_numpy(part.labels.astype(np.int64)))
 
 

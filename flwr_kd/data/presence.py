@@ -61,7 +61,7 @@ def data_is_there(name: str, data_dir: str | None = None) -> bool:
     (True, False)
     """
     root = cache_dir() if data_dir is None else Path(data_dir).expanduser()
-    name = name.removesuffix("-tokens")
+    name = name.removesuffix("-tokens").removesuffix("-multilabel")
     if name in _PACKAGES:
         return importlib.util.find_spec(_PACKAGES[name]) is not None
     if name.startswith("csv:"):

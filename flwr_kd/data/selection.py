@@ -91,6 +91,8 @@ class Selection:
         pool, test, num_classes = source.pool, source.test, source.num_classes
         names = source.class_names
         if self.classes is not None:
+            if pool.all_labels is not None:
+                raise DataError("classes cannot be chosen where samples have several labels")
             kept = self.numbers(num_classes)
             pool, num_classes = _of_classes(pool, kept), len(kept)
             test = None if test is None else _of_classes(test, kept)
@@ -152,7 +154,10 @@ def _joined(first: Part, second: Part) -> Part:
     # What only one part says of its samples is not known of all.
     shared = [name for name in first.columns if name in second.columns]
     columns = {name: np.concatenate([first.columns[name], second.columns[name]]) for name in shared}
-    return Part(inputs, np.concatenate([first.labels, second.labels]), columns)
+    several = None
+    if first.all_labels is not None and second.all_labels is not None:
+        several = np.concatenate([first.all_labels, second.all_labels])
+    return Part(inputs, np.concatenate([first.labels, second.labels]), columns, several)
 
 
 def _capped(part: Part, limit: int, seed: int) -> Part:

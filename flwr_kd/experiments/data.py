@@ -189,8 +189,7 @@ def _public_on(options: DataOptions, seed: int, device: torch.device, processes:
 
 
 def _placed(data: ArrayDataset, device: torch.device, processes: int) -> ArrayDataset:
-    x, y = placed(data.tensors, device, processes=processes)
-    return ArrayDataset(x, y)
+    return data.like(*placed(data.tensors, device, processes=processes))
 
 
 def digest_of(experiment: Experiment, *, public: bool = False) -> str:

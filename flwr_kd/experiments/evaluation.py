@@ -12,6 +12,7 @@ from flwr_kd.data import Bundle
 from flwr_kd.learning.cores import Cores
 from flwr_kd.learning.device import placed, resolve_device
 from flwr_kd.learning.passes import pass_size
+from flwr_kd.learning.scores import Scores
 
 __all__ = ["evaluator"]
 
@@ -27,7 +28,7 @@ def evaluator(
     """Return an ``evaluate_fn``: the global model's accuracy and loss on the common test set.
 
     The model is in eval mode. With more than five classes the accuracy of the five likeliest is there as well, as
-    ``top5``.
+    ``top5``; where samples have several labels, AUROC, as ``auroc``. See :class:`flwr_kd.Measured`.
 
     Parameters
     ----------
@@ -52,27 +53,19 @@ def evaluator(
     where = resolve_device(device)
     size = batch_size or pass_size(where)
     model = build().to(where)
-    several = bundle.num_classes > 5
-    x, y = placed((bundle.test.x, bundle.test.y), where)
+    x, y = placed(bundle.test.tensors, where)
 
     @torch.no_grad()
-    def measure(batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    def measure(batch: tuple[Tensor, Tensor]) -> Scores:
         inputs, labels = (part.to(where, non_blocking=True) for part in batch)
-        logits = model(inputs)
-        loss = nn.functional.cross_entropy(logits, labels, reduction="sum")
-        right = (logits.argmax(dim=1) == labels).sum()
-        near = (logits.topk(5, dim=1).indices == labels[:, None]).sum() if several else right
-        return right, near, loss
+        return Scores.of(model(inputs), labels)
 
     def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
         model.load_state_dict(arrays.to_torch_state_dict())
         model.eval()
         batches = zip(torch.split(x, size), torch.split(y, size), strict=True)
         with Cores(threads if where.type == "cpu" else 1) as cores:
-            measured = cores.map(measure, batches)
-        # Stacked on the device, so that the host waits for it once.
-        columns = (torch.stack(column).tolist() for column in zip(*measured, strict=True))
-        right, near, loss = (sum(column) / len(y) for column in columns)
-        return MetricRecord({"accuracy": right, "loss": loss, **({"top5": near} if several else {})})
+            measured = Scores.together(list(cores.map(measure, batches)))
+        return MetricRecord({**measured.accuracies(), "loss": measured.loss})
 
     return evaluate

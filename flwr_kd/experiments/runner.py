@@ -27,6 +27,7 @@ from flwr_kd.data import (
     histogram,
 )
 from flwr_kd.experiments.attacks import AttackedGrid, MaliciousClient, parse_attack
+from flwr_kd.experiments.attacks.labels import LabelFlip
 from flwr_kd.experiments.backends import chosen_backend
 from flwr_kd.experiments.data import (
     bundle_of,
@@ -146,8 +147,8 @@ def run(
     config = method.config() if config is None else config
     splits = client_splits(experiment)
     bundle = bundle_of(experiment)
+    _check_labels(method, experiment, bundle)
     config.check_classes(bundle.num_classes)
-    _check_attack(experiment, bundle)
     folder = None if checkpoint_dir is None else RunFolder(checkpoint_dir)
     if folder is not None and not resume:
         folder.clear()
@@ -272,8 +273,8 @@ def check(experiment: Experiment, config: MethodConfig, method: registry.Method 
     else:
         config.check_unlabelled()
     bundle = bundle_of(experiment)
+    _check_labels(method, experiment, bundle)
     config.check_classes(bundle.num_classes)
-    _check_attack(experiment, bundle)
     for index in range(len(experiment.models)):
         experiment.build_model(index)
     if method is not None:
@@ -322,9 +323,16 @@ def client_options(method: registry.Method, experiment: Experiment) -> dict[str,
     return {**method.client_options, **public}
 
 
-def _check_attack(experiment: Experiment, bundle: Bundle) -> None:
+def _check_labels(method: registry.Method | None, experiment: Experiment, bundle: Bundle) -> None:
+    if bundle.multi_label and method is not None and not method.takes_multi_label:
+        raise ConfigError(registry.needs_one_class(method.name))
     if experiment.attack is not None:
-        parse_attack(experiment.attack).check_classes(bundle.num_classes)
+        attack = parse_attack(experiment.attack)
+        attack.check_classes(bundle.num_classes)
+        if bundle.multi_label and isinstance(attack, LabelFlip):
+            raise ConfigError(
+                f"attack {experiment.attack!r} needs one class per sample, and these have several labels"
+            )
 
 
 def build_client(method_name: str, experiment: Experiment, state_dir: str | None, context: Context) -> Client:

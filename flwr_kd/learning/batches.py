@@ -20,7 +20,7 @@ from flwr_kd.learning.reader import Reader
 from flwr_kd.learning.sources import DatasetError, Sampling, batch_options, check_data_set, is_row
 from flwr_kd.seeding import seed_of_state
 
-__all__ = ["Batches", "DatasetError", "into_batches", "normalize_labels"]
+__all__ = ["Batches", "DatasetError", "into_batches", "normalize_labels", "several_labels"]
 
 Keys = list[Any] | Tensor
 _LABEL_KEYS = ("label", "labels", "y", "target", "targets", "fine_label", "class")
@@ -52,6 +52,9 @@ class Batches:
         Key of the label in dict items; guessed if there is one candidate.
     labelled : bool
         If False, items may also be inputs alone, labels are ignored, and each label is 0.
+    multi_label : bool
+        Whether a sample has several labels. Its label is then a tensor ``[C]`` of 0 and 1, and a batch's are floats
+        ``[B, C]``; ``classes`` has no meaning.
     dtype : torch.dtype, optional
         Inputs of another floating-point dtype are converted to it: the model's.
 
@@ -76,6 +79,7 @@ class Batches:
         input_key: str | Sequence[str] | None = None,
         label_key: str | None = None,
         labelled: bool = True,
+        multi_label: bool = False,
         dtype: torch.dtype | None = None,
     ) -> None:
         self.loader = source if isinstance(source, DataLoader) else None
@@ -87,7 +91,12 @@ class Batches:
             raise DatasetError(
                 f"classes has {len(self.classes)} different values, the model has {num_classes} outputs"
             )
+        if multi_label and classes is not None:
+            raise DatasetError(
+                "classes has no meaning with multi_label=True, where a label is a tensor [C] of 0 and 1"
+            )
         self.input_key, self.label_key, self.labelled, self.dtype = input_key, label_key, labelled, dtype
+        self.multi_label = multi_label
         self.dataset = dataset
         self._sampling = Sampling.of(self.loader, len(dataset))
         self._rows = None if self._sampling is None else self._sampling.rows
@@ -277,7 +286,12 @@ class Batches:
         if not isinstance(x, Tensor | NamedInputs):
             raise DatasetError(f"inputs must be tensors, got {type(x).__name__}; {self._remedy()}")
         x = changed(x, self._converted)
-        return x, normalize_labels(y, self.num_classes, self.classes) if self.labelled else _no_labels(x)
+        return x, self._normalized(y) if self.labelled else _no_labels(x)
+
+    def _normalized(self, labels: Any) -> Tensor:
+        if self.multi_label:
+            return several_labels(labels, self.num_classes)
+        return normalize_labels(labels, self.num_classes, self.classes)
 
     def _inputs_of(self, item: Mapping[str, Any], *, of_pair: bool = False) -> Any:
         """Return the input of a dict item, or its inputs by name; all of them where the dict is that of a pair."""
@@ -313,8 +327,9 @@ class Batches:
         """Return all labels of a data set that consists of tensors, checked once; empty if they are ignored."""
         if self._labels is None:
             assert self._tensors is not None
-            labels = self._tensors[1] if self.labelled else ()
-            labels = normalize_labels(labels, self.num_classes, self.classes)
+            labels = (
+                self._normalized(self._tensors[1]) if self.labelled else torch.zeros(0, dtype=torch.int64)
+            )
             self._labels = labels.to(self._tensors[0].device)
         return self._labels
 
@@ -373,7 +388,7 @@ def normalize_labels(labels: Any, num_classes: int, classes: Mapping[Any, int] |
     if math.prod(shape[1:]) != 1:
         raise DatasetError(
             f"one label per sample expected, [B] or [B, 1], got shape {list(shape)}; for a one-hot code give its "
-            "argmax(dim=1)"
+            "argmax(dim=1), for samples with several labels multi_label=True"
         )
     if classes is not None:
         values = labels.reshape(-1).tolist() if isinstance(labels, Tensor) else list(labels)
@@ -398,6 +413,32 @@ def normalize_labels(labels: Any, num_classes: int, classes: Mapping[Any, int] |
             "order of the model's outputs"
         )
     return y
+
+
+def several_labels(labels: Any, num_classes: int) -> Tensor:
+    """Return labels of samples that may have several, as floats ``[B, C]`` of 0 and 1.
+
+    Raises
+    ------
+    DatasetError
+        If it is no tensor ``[B, C]``, or another value is in it.
+
+    Examples
+    --------
+    >>> several_labels(torch.tensor([[0, 1], [1, 1]]), 2)
+    tensor([[0., 1.],
+            [1., 1.]])
+    """
+    shape = list(labels.shape) if isinstance(labels, Tensor) else type(labels).__name__
+    if not isinstance(labels, Tensor) or labels.ndim != 2 or labels.shape[1] != num_classes:
+        raise DatasetError(
+            f"with multi_label=True a label must be a tensor of {num_classes} numbers, 0 or 1, one for each output "
+            f"of the model, so that a batch is [B, {num_classes}]; got {shape}"
+        )
+    wrong = labels[(labels != 0) & (labels != 1)]
+    if len(wrong):
+        raise DatasetError(f"with multi_label=True labels must be 0 or 1, got {wrong[0].item():g}")
+    return labels.to(torch.float32)
 
 
 def _plain(value: Any) -> Any:

@@ -5,7 +5,7 @@ Source: FedHyb, figures 3 and 4; Li et al. 2018, "Visualizing the loss landscape
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
@@ -90,6 +90,7 @@ def loss_along(
     x: Tensor,
     y: Tensor,
     batch_size: int = 512,
+    loss: Callable[..., Tensor] = F.cross_entropy,
 ) -> FloatArray:
     """Measure the loss at ``state + magnitude · direction``, for each direction and magnitude.
 
@@ -105,15 +106,17 @@ def loss_along(
     magnitudes : sequence of float
         ``[M]``.
     x, y : Tensor
-        Samples ``[N, ...]`` and labels ``[N]``, on any device; batches go to the model's.
+        Samples ``[N, ...]`` and labels ``[N]`` (several per sample: ``[N, C]``), on any device; batches go to the
+        model's.
     batch_size : int
         Samples at a time, at least 1; changes nothing but memory and time.
+    loss : callable
+        ``loss(logits, labels, reduction="sum")``; cross-entropy by default.
 
     Returns
     -------
     ndarray
-        Mean cross-entropy, ``[len(directions), M]``, float64. A loss that is infinite or not a number stays
-        so.
+        Mean loss, ``[len(directions), M]``, float64. One that is infinite or not a number stays so.
 
     Raises
     ------
@@ -150,7 +153,7 @@ def loss_along(
             for column, magnitude in enumerate(magnitudes):
                 moved = start | {name: start[name] + float(magnitude) * d for name, d in step.items()}
                 total = sum(
-                    float(F.cross_entropy(torch.func.functional_call(model, moved, (a,)), b, reduction="sum"))
+                    float(loss(torch.func.functional_call(model, moved, (a,)), b, reduction="sum"))
                     for a, b in batches
                 )
                 losses[row, column] = total / len(x)

@@ -45,28 +45,41 @@ ACCURACIES = {
     for each in (
         Accuracy("local_accuracy", "local accuracy", f"clients' own models, {_OWN}"),
         Accuracy("local_top5", "local top-5", f"clients' own models, {_OWN}, five likeliest classes"),
+        Accuracy("local_auroc", "local AUROC", f"clients' own models, {_OWN}, mean over labels"),
         Accuracy("trained_accuracy", "trained accuracy", f"clients' own models before they distil, {_OWN}"),
         Accuracy(
             "trained_top5",
             "trained top-5",
             f"clients' own models before they distil, {_OWN}, five likeliest classes",
         ),
+        Accuracy(
+            "trained_auroc",
+            "trained AUROC",
+            f"clients' own models before they distil, {_OWN}, mean over labels",
+        ),
         Accuracy("global_accuracy", "global accuracy", f"aggregated model, {_COMMON}", of_client=False),
         Accuracy(
             "global_top5", "global top-5", f"aggregated model, {_COMMON}, five likeliest classes", False
         ),
+        Accuracy("global_auroc", "global AUROC", f"aggregated model, {_COMMON}, mean over labels", False),
         Accuracy("server_accuracy", "server accuracy", "server's own model, clients' test splits", False),
         Accuracy("common_accuracy", "common accuracy", f"clients' own models, {_COMMON}"),
         Accuracy("common_top5", "common top-5", f"clients' own models, {_COMMON}, five likeliest classes"),
+        Accuracy("common_auroc", "common AUROC", f"clients' own models, {_COMMON}, mean over labels"),
         Accuracy("global_on_clients", "global on clients", "aggregated model, clients' test splits"),
         Accuracy(
             "global_on_clients_top5",
             "global on clients top-5",
             "aggregated model, clients' test splits, five likeliest classes",
         ),
+        Accuracy(
+            "global_on_clients_auroc",
+            "global on clients AUROC",
+            "aggregated model, clients' test splits, mean over labels",
+        ),
     )
 }
-"""By name, in the order of columns and panels."""
+"""By name, in the order of columns and panels. AUROC is measured where samples have several labels."""
 
 
 def chosen(names: Iterable[str]) -> list[Accuracy]:

@@ -34,7 +34,7 @@ _OF_CLIENT = ("local_accuracy", "local_top5")
 """What each client has, if only None."""
 _BEFORE = "local_accuracy_before"
 _ALSO_OF_CLIENT = (_BEFORE, *(name for name in LATER if ACCURACIES[name].of_client))
-_OF_OWN_MODEL = (*_OF_CLIENT, "common_accuracy", "common_top5")
+_OF_OWN_MODEL = (*_OF_CLIENT, "local_auroc", "common_accuracy", "common_top5", "common_auroc")
 
 
 @dataclass(frozen=True)
@@ -90,6 +90,9 @@ class RoundResult:
     trained_accuracy, trained_top5 : float or None
         As ``local_accuracy``, after the training on the client's own data and before it distils what the server
         sent; of the clients that took part in the round. None in methods whose clients do not distil after it.
+    local_auroc, trained_auroc, common_auroc, global_auroc, global_on_clients_auroc : float or None
+        As the accuracies, the mean over labels of the area under the ROC curve
+        (:func:`flwr_kd.learning.scores.mean_auroc`); None where samples have one class each.
     round_trips : int or None
         Messages to single clients that had a usable reply, over all phases. FedHEAD and FedHEAD+ count those
         between sectors and server, as FedHEAD's Table 1 does. None if not known.
@@ -131,6 +134,11 @@ class RoundResult:
     global_on_clients_top5: float | None = None
     trained_accuracy: float | None = None
     trained_top5: float | None = None
+    local_auroc: float | None = None
+    trained_auroc: float | None = None
+    common_auroc: float | None = None
+    global_auroc: float | None = None
+    global_on_clients_auroc: float | None = None
     round_trips: int | None = None
     bytes_knowledge: int | None = None
 

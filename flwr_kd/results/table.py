@@ -88,7 +88,9 @@ def chosen_columns(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> l
     if "local_accuracy" not in measured and "common_accuracy" in measured:
         # Clients train on all of their samples.
         usual[0] = "common_accuracy"
-    return [*usual, *to_target]
+    # The share of right labels says little where most samples lack most labels.
+    areas = {name: name.replace("_accuracy", "_auroc") for name in usual}
+    return [*(areas[name] if areas[name] in measured else name for name in usual), *to_target]
 
 
 def difference_table(comparison: Comparison, columns: Sequence[str] = ()) -> Table | None:

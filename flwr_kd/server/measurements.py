@@ -22,11 +22,16 @@ __all__ = [
     "summarise",
 ]
 
-COMMON = ("common-accuracy", "common-top5")
+COMMON = ("common-accuracy", "common-top5", "common-auroc")
 """Names of the metrics on the common test set in clients' replies."""
-SHARES = ("local-accuracy", "local-top5", "trained-accuracy", "trained-top5", *COMMON)
+_OWN = tuple(f"{kind}-{name}" for kind in ("local", "trained") for name in ("accuracy", "top5", "auroc"))
+SHARES = (*_OWN, *COMMON)
 """Metrics of its own model that every client may report, in [0, 1]."""
-GLOBAL_ON_CLIENTS = {"accuracy": "global-on-clients", "top5": "global-on-clients-top5"}
+GLOBAL_ON_CLIENTS = {
+    "accuracy": "global-on-clients",
+    "top5": "global-on-clients-top5",
+    "auroc": "global-on-clients-auroc",
+}
 """By the metric of an evaluation, the name that it has where the model is the aggregated one."""
 BEFORE = "local-accuracy-before"
 """The accuracy of a model that the client then adapted."""

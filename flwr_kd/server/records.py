@@ -249,6 +249,12 @@ class RoundStats:
     trained_accuracy: float | None = None
     """Mean over clients of their own models' accuracy before they distil, in methods that train and then distil."""
     trained_top5: float | None = None
+    local_auroc: float | None = None
+    """AUROC, here and below, is measured where samples have several labels each."""
+    trained_auroc: float | None = None
+    common_auroc: float | None = None
+    global_auroc: float | None = None
+    global_on_clients_auroc: float | None = None
     common_accuracy: float | None = None
     """Mean over clients of their own models' accuracy on the common test set."""
     common_top5: float | None = None
@@ -344,10 +350,11 @@ def _class_counts(properties: Mapping[str, Any], classes: int, samples: int) -> 
     except (TypeError, ValueError, RecursionError):
         counts = None
     whole = isinstance(counts, list) and all(type(count) is int and 0 <= count < 2**53 for count in counts)
-    if not whole or len(counts) != classes or sum(counts) > samples:
+    # A sample may have several labels.
+    if not whole or len(counts) != classes or max(counts) > samples:
         raise PayloadError(
-            f"property {CLASS_COUNTS!r} must be a JSON list of {classes} whole numbers, {samples} samples at most, "
-            f"got {str(properties[CLASS_COUNTS])[:80]!r}"
+            f"property {CLASS_COUNTS!r} must be a JSON list of {classes} whole numbers, each at most {samples}, "
+            f"the samples; got {str(properties[CLASS_COUNTS])[:80]!r}"
         )
     return tuple(counts)
 

@@ -420,10 +420,13 @@ class Run:
         if metrics is None:
             return
         result.evaluate_metrics_serverapp[server_round] = metrics
-        accuracy, top5 = metrics.get("accuracy"), metrics.get("top5")
-        if self.strategy.stats.server_round == server_round and isinstance(accuracy, int | float):
-            self.strategy.stats.global_accuracy = float(accuracy)
-            self.strategy.stats.global_top5 = float(top5) if isinstance(top5, int | float) else None
+        if self.strategy.stats.server_round == server_round and isinstance(
+            metrics.get("accuracy"), int | float
+        ):
+            for name in ("accuracy", "top5", "auroc"):
+                value = metrics.get(name)
+                measured = float(value) if isinstance(value, int | float) else None
+                setattr(self.strategy.stats, f"global_{name}", measured)
 
     def _refusal(self, node: Node) -> str | None:
         try:

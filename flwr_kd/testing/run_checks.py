@@ -62,6 +62,7 @@ def method_is_described(case: Case) -> None:
     method = case.method
     ensure(method.paper and method.exchanged, "paper or exchanged is empty", "both say something")
     equal("the registration's global_model", method.global_model, method.strategy.sends_weights)
+    equal("the registration's takes_multi_label", method.takes_multi_label, method.client.takes_multi_label)
     if method.strategy.sends_weights:
         ensure(
             not method.client.personal, "the client is personal, and the strategy has a global model", "one"

@@ -86,8 +86,6 @@ NDArray = npt.NDArray[Any]
 )
 SET_BY_RUN = frozenset({PAYLOAD, PHASE, ROUND, SEED, NAMES, MAX_BYTES, RUN, TRAINED, KNOWN, SAVED, STEPS})
 """What the run sets in each message's config, whatever a user's scalars are."""
-ACCURACY, TOP5 = "accuracy", "top5"
-"""Metrics of a reply about the model that the server sent."""
 MEASURE = "measure"
 """The phase that an evaluate message names if the client is to measure its own model, as after its training."""
 PERSONALIZE = "personalize"

@@ -47,6 +47,7 @@ register(
         leaves_client="its weights",
         reaches_others="the mean of all weights",
         global_model=True,
+        takes_multi_label=True,
         one_tensor="aligns the model's last block of convolutions or Linear layers, which it finds with one tensor",
         sent=averaging("Mendieta et al. 2022, section 4: as FedAvg"),
         variants=BATCH_NORM,

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from flwr_kd.client.client import KDClient, Objective
 from flwr_kd.client.task import Task
 from flwr_kd.inputs import one_tensor
 from flwr_kd.learning.loop import make_optimizer
+from flwr_kd.learning.scores import label_loss
 from flwr_kd.registry import needs_one_tensor
 
 from .block import find_block
@@ -34,6 +34,7 @@ class FedAlignClient(KDClient[FedAlignConfig]):
     """
 
     config_class = FedAlignConfig
+    takes_multi_label = True
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -52,13 +53,13 @@ class FedAlignClient(KDClient[FedAlignConfig]):
                 logits = model.classify(model.features(x))
             whole = passed()
             narrow = block.narrow(whole.inputs, config.align_width)
-            cross_entropy = F.cross_entropy(logits, y)
+            data_loss = label_loss(logits, y)
             with self._unrounded():
                 student, teacher = (
                     largest_singular_values(*maps) for maps in (narrow, (whole.inputs, whole.outputs))
                 )
                 difference = lipschitz_difference(student, teacher)
-                return alignment_loss(cross_entropy, difference, config.align_mu)
+                return alignment_loss(data_loss, difference, config.align_mu)
 
         return loss
 

@@ -37,6 +37,7 @@ def _register(name: str, **more: Any) -> None:
             leaves_client="its weights",
             reaches_others="a mixture of all weights, in which similar models weigh most",
             global_model=False,
+            takes_multi_label=True,
             sent=(
                 weights("train", "down", "Huang et al. 2021, algorithm 1: the clouds u_i", when="later"),
                 weights("train", "up", "Huang et al. 2021, algorithm 1: the models w_i"),

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from torch import Tensor
-from torch.nn import functional as F
 
 from flwr_kd.client.client import KDClient, Objective
 from flwr_kd.client.task import Task
+from flwr_kd.learning.scores import label_loss
 from flwr_kd.models import count_parameters
 
 from ..fedprox.functional import proximal_term
@@ -23,6 +23,7 @@ class FedAMPClient(KDClient[FedAMPConfig]):
     """
 
     config_class = FedAMPConfig
+    takes_multi_label = True
     dp_sgd = True
 
     def load(self, task: Task[FedAMPConfig]) -> None:
@@ -47,4 +48,4 @@ class FedAMPClient(KDClient[FedAMPConfig]):
         if task.config.dp_sgd_clip:
             return super().objective(task)
         penalty = self.penalty(task)
-        return lambda x, y: F.cross_entropy(self.model(x), y) + penalty()
+        return lambda x, y: label_loss(self.model(x), y) + penalty()

@@ -34,6 +34,7 @@ register(
         reaches_others="the mean of all weights",
         benchmarks=("accuracy", "picture", "overhead", "scale", "load"),
         global_model=True,
+        takes_multi_label=True,
         sent=averaging("McMahan et al. 2017, algorithm 1"),
         variants=BATCH_NORM,
     )

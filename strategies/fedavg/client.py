@@ -9,4 +9,5 @@ class FedAvgClient(KDClient[FedAvgConfig]):
     """Trains on cross-entropy on the local data, which the base class implements."""
 
     config_class = FedAvgConfig
+    takes_multi_label = True
     dp_sgd = True

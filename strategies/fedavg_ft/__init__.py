@@ -33,6 +33,7 @@ register(
         leaves_client="its weights",
         reaches_others="the mean of all weights",
         global_model=True,
+        takes_multi_label=True,
         sent=averaging("McMahan et al. 2017, algorithm 1"),
         variants=BATCH_NORM,
     )

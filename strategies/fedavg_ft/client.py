@@ -9,4 +9,5 @@ class FedAvgFTClient(KDClient[FedAvgFTConfig]):
     """Trains as FedAvg's client does, and fine-tunes a copy of the last global model, which the base implements."""
 
     config_class = FedAvgFTConfig
+    takes_multi_label = True
     dp_sgd = True

@@ -48,6 +48,7 @@ register(
         leaves_client="its weights; how much each model that it was sent helps on its validation samples",
         reaches_others="**its weights, as they are, to other clients**, without its name",
         global_model=False,
+        takes_multi_label=True,
         sent=(
             Sent(
                 "train",

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from flwr_kd.client.client import KDClient
 from flwr_kd.client.private_update import LAST
 from flwr_kd.client.task import Answer, Task
 from flwr_kd.learning.held_out import hold_out
+from flwr_kd.learning.scores import label_loss
 from flwr_kd.learning.weights import check_finite_weights, load_weights, size_of
 from flwr_kd.models import count_parameters
 from flwr_kd.seeding import torch_generator
@@ -34,6 +34,7 @@ class FedFomoClient(KDClient[FedFomoConfig]):
     """
 
     config_class = FedFomoConfig
+    takes_multi_label = True
     personal = True
     update_from = LAST
 
@@ -138,7 +139,7 @@ class FedFomoClient(KDClient[FedFomoConfig]):
         total = torch.zeros((), device=self.device, dtype=self.dtype)
         generator = torch_generator(task.client_seed, "validation-items")
         for x, y in batches.ordered(task.config.batch_size, rows, generator=generator):
-            total += F.cross_entropy(self.model(self.to_device(x)), self.to_device(y), reduction="sum")
+            total += label_loss(self.model(self.to_device(x)), self.to_device(y), reduction="sum")
         return total / len(rows)
 
     def _parameters(self) -> dict[str, nn.Parameter]:

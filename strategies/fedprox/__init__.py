@@ -35,6 +35,7 @@ register(
         leaves_client="its weights",
         reaches_others="the mean of all weights",
         global_model=True,
+        takes_multi_label=True,
         sent=averaging("Li et al. 2020, algorithm 2"),
     )
 )

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 
 from torch import Tensor
-from torch.nn import functional as F
 
 from flwr_kd.client.client import KDClient, Objective
 from flwr_kd.client.task import Task
+from flwr_kd.learning.scores import label_loss
 from flwr_kd.models import count_parameters
 
 from .config import FedProxConfig
@@ -17,6 +17,7 @@ class FedProxClient(KDClient[FedProxConfig]):
     """Adds μ/2 · ‖w - w_t‖² to the loss, where w_t are the round's global weights."""
 
     config_class = FedProxConfig
+    takes_multi_label = True
     dp_sgd = True
 
     def held_parameters(self, config: FedProxConfig) -> int:
@@ -35,4 +36,4 @@ class FedProxClient(KDClient[FedProxConfig]):
         if task.config.dp_sgd_clip:
             return super().objective(task)
         penalty = self.penalty(task)
-        return lambda x, y: F.cross_entropy(self.model(x), y) + penalty()
+        return lambda x, y: label_loss(self.model(x), y) + penalty()

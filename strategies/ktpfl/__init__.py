@@ -82,6 +82,7 @@ register(
         reaches_others="a mixture of all weights",
         benchmarks=(),
         global_model=False,
+        takes_multi_label=True,
         sent=(
             weights("train", "up", "KT-pFL, appendix C: after uploading local model parameters"),
             weights("distill", "down", "KT-pFL, appendix C, equation 10"),

@@ -35,6 +35,7 @@ class KTpFLWeightsClient(KDClient[KTpFLWeightsConfig]):
     """
 
     config_class = KTpFLWeightsConfig
+    takes_multi_label = True
     dp_sgd = True
     personal = True
     update_from = LAST

@@ -37,6 +37,7 @@ register(
         leaves_client="its weights",
         reaches_others="the mean of all weights",
         global_model=True,
+        takes_multi_label=True,
         sent=averaging("Li, He and Song 2021, algorithm 1"),
         variants=BATCH_NORM,
     )

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from flwr_kd.checks import ConfigError
 from flwr_kd.client.client import KDClient, Objective
 from flwr_kd.client.own_model import LentModel
 from flwr_kd.client.task import Answer, Task
+from flwr_kd.learning.scores import label_loss
 from flwr_kd.learning.weights import by_prefix, check_finite_weights, size_of, with_prefix
 from flwr_kd.models import count_parameters
 from flwr_kd.models.given import private_copy
@@ -35,6 +35,7 @@ class MOONClient(KDClient[MOONConfig]):
     """
 
     config_class = MOONConfig
+    takes_multi_label = True
 
     def __init__(self, model: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(model, *args, **kwargs)
@@ -54,7 +55,7 @@ class MOONClient(KDClient[MOONConfig]):
             with torch.no_grad():
                 z_global, *z_previous = [model.features(x).flatten(1) for model in (received, *previous)]
             term = contrastive_loss(features.flatten(1), z_global, z_previous, config.temperature)
-            return F.cross_entropy(self.model.classify(features), y) + config.contrastive_mu * term
+            return label_loss(self.model.classify(features), y) + config.contrastive_mu * term
 
         return loss
 

@@ -44,6 +44,7 @@ for _name, _what, _gradient in (
             reaches_others="the mean of all weights",
             benchmarks=("accuracy",) if _name == "per-fedavg" else (),
             global_model=True,
+            takes_multi_label=True,
             fixed={"optimizer": "sgd", "momentum": 0.0, "meta_gradient": _gradient},
             sent=averaging("Fallah et al. 2020, algorithm 1"),
             quick=("local-epochs=0", "local-steps=3", "learning-rate=0.08", "alpha=0.01"),

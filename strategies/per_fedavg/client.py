@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from flwr_kd.client.adaptation import head_of
 from flwr_kd.client.client import KDClient, Objective
@@ -17,6 +16,7 @@ from flwr_kd.client.stream import endless_batches, prepared
 from flwr_kd.client.task import Answer, Task
 from flwr_kd.inputs import Inputs
 from flwr_kd.learning.loop import BatchNorms, fit
+from flwr_kd.learning.scores import label_loss
 from flwr_kd.models import count_parameters
 from flwr_kd.seeding import derive_seed, forked_global_rng
 
@@ -31,6 +31,7 @@ class PerFedAvgClient(KDClient[PerFedAvgConfig]):
     """
 
     config_class = PerFedAvgConfig
+    takes_multi_label = True
 
     def held_parameters(self, config: PerFedAvgConfig) -> int:
         """Return the parameters before and after the step to the personal model."""
@@ -106,7 +107,7 @@ class PerFedAvgClient(KDClient[PerFedAvgConfig]):
         """Return a function of parameters and a batch to the loss and its gradient, weight decay included."""
         decay = task.config.weight_decay
         # Entered anew for each pass: autocast keeps copies of weights, which change between two of them.
-        value_of = self.in_precision(lambda x, y: F.cross_entropy(self.model(x), y))
+        value_of = self.in_precision(lambda x, y: label_loss(self.model(x), y))
 
         def gradient(parameters: Sequence[Tensor], x: Inputs, y: Tensor) -> tuple[Tensor, list[Tensor]]:
             value = value_of(x, y)

@@ -51,6 +51,7 @@ def _register(name: str, client: str, paper: str, exchanged: str, letter: str) -
             reaches_others="weights made by a hypernetwork that is trained on all clients' changes",
             benchmarks=("accuracy",) if name == "pfedhn" else (),
             global_model=False,
+            takes_multi_label=True,
             server_device=True,
             sent=(
                 Sent("train", "down", "weights", (Term(letter),), "Shamsian et al. 2021, algorithm 1"),

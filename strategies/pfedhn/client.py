@@ -38,6 +38,7 @@ class PFedHNClient(KDClient[PFedHNConfig]):
     """
 
     config_class = PFedHNConfig
+    takes_multi_label = True
     update_from = ZERO
     _slots: dict[str, Tensor]
 

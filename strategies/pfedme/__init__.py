@@ -35,6 +35,7 @@ register(
         leaves_client="its weights, without those of its personal model",
         reaches_others="the mean of all weights",
         global_model=True,
+        takes_multi_label=True,
         fixed={"optimizer": "sgd", "momentum": 0.0},
         sent=averaging("T. Dinh et al. 2020, algorithm 1"),
         quick=(

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from flwr_kd.client.client import KDClient, Objective
 from flwr_kd.client.stream import endless_batches
 from flwr_kd.client.task import Answer, Task
 from flwr_kd.learning.loop import fit, make_optimizer
+from flwr_kd.learning.scores import label_loss
 from flwr_kd.learning.weights import check_finite_weights, size_of
 from flwr_kd.models import count_parameters
 from flwr_kd.transport import flower_records
@@ -30,6 +30,7 @@ class PFedMeClient(KDClient[PFedMeConfig]):
     """
 
     config_class = PFedMeConfig
+    takes_multi_label = True
 
     def load(self, task: Task[PFedMeConfig]) -> None:
         """Load the global model; where the client's model is measured, its last θ, if it has one."""
@@ -81,4 +82,4 @@ class PFedMeClient(KDClient[PFedMeConfig]):
     def _objective(self, task: Task[PFedMeConfig], personal: list[Tensor], own: list[Tensor]) -> Objective:
         """Return cross-entropy plus λ/2 · ‖θ - w_i‖²."""
         weight = task.config.proximal_lambda
-        return lambda x, y: F.cross_entropy(self.model(x), y) + proximal_term(personal, own, weight)
+        return lambda x, y: label_loss(self.model(x), y) + proximal_term(personal, own, weight)

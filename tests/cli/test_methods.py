@@ -35,7 +35,8 @@ def test_methods_as_json(command: Command) -> None:
     assert code == 0
     assert list(rows) == list(registry.methods())
     assert set(rows["fedhkd"]) == {
-        "name", "paper", "exchanged", "public_at", "different_models", "global_model"
+        "name", "paper", "exchanged", "public_at", "different_models", "global_model",
+        "takes_multi_label",
     }  # fmt: skip
     assert rows["fedhkd"]["global_model"] is True
     assert rows["fedproto"]["different_models"] is True

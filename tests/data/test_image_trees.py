@@ -146,6 +146,26 @@ def test_chexpert_has_the_radiographs_with_one_finding(tmp_path: Path, folder: s
     assert np.abs(values(bundle.test.x, "chexpert") - [50, 100]).max() < 1
 
 
+def test_chexpert_with_all_findings(tmp_path: Path) -> None:
+    write_chexpert(tmp_path, ROWS)
+    bundle = load("chexpert-multilabel", data_dir=str(tmp_path), hold_back=True)
+    public = load_public(None, dataset="chexpert-multilabel", data_dir=str(tmp_path))
+    assert (bundle.multi_label, bundle.num_classes, bundle.class_names) == (True, 14, CHEXPERT_FINDINGS)
+    assert (len(bundle.train), len(public), len(bundle.test)) == (9, 2, 2)
+    found = {}
+    for part in (bundle.train, public, bundle.test):
+        for image, labels in zip(*part.tensors, strict=True):
+            patient = round(float(values(image[None], "chexpert")[0]) / 10)
+            found[patient] = [name for name, label in zip(CHEXPERT_FINDINGS, labels, strict=True) if label]
+    expected = {
+        patient: [name for name in CHEXPERT_FINDINGS if row.get(name) == "1.0"]
+        for patient, row in enumerate(ROWS, start=1)
+    }
+    assert found == expected
+    assert [] in expected.values()
+    assert ["Edema", "Fracture"] in expected.values()
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [

@@ -396,6 +396,11 @@ def test_the_fields_are_the_schema():
         "global_on_clients_top5",
         "trained_accuracy",
         "trained_top5",
+        "local_auroc",
+        "trained_auroc",
+        "common_auroc",
+        "global_auroc",
+        "global_on_clients_auroc",
         "round_trips",
         "bytes_knowledge",
     ]

@@ -35,6 +35,7 @@ _ACCURACIES = (
     "common_top5",
     "global_accuracy",
     "global_top5",
+    "global_auroc",
     "global_on_clients",
 )
 MEASURES: Mapping[str, Measured] = MappingProxyType(
