@@ -17,9 +17,8 @@ import typer
 
 from flwr_kd import privacy, registry
 from flwr_kd.cli import app, methods
-from flwr_kd.experiments.comparison import ALONE_BY
+from flwr_kd.experiments.comparison import method_of_row
 from flwr_kd.results import files, schema
-from flwr_kd.results.clients import ALONE
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted(
@@ -268,9 +267,7 @@ def test_commands_parse(page: str, line: str) -> None:
         return
     parameters = command.make_context(words[0], words[1:]).params
     named = parameters.get("methods") or [parameters.get("method") or parameters.get("shown")]
-    configured = [
-        registry.get(ALONE_BY if name == ALONE else name).config_class for name in named if name is not None
-    ]
+    configured = [method_of_row(name).config_class for name in named if name is not None]
     for setting in parameters.get("settings") or []:
         assert any(setting.partition("=")[0].replace("-", "_") in c.field_types() for c in configured)
 

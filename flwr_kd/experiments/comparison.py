@@ -44,6 +44,7 @@ __all__ = [
     "Plan",
     "compare",
     "configs_of",
+    "method_of_row",
     "prepare",
     "run",
     "settings_of",
@@ -344,7 +345,7 @@ def _in_order(plan: Plan) -> list[RunResult]:
 
 def _entries(rows: Sequence[str] | Sequence[Entry], settings: Sequence[str]) -> tuple[Entry, ...]:
     names = dict.fromkeys(row for row in rows if isinstance(row, str))
-    methods = {name: registry.get(ALONE_BY if name == ALONE else name) for name in names}
+    methods = {name: method_of_row(name) for name in names}
     each_once = list({method.name: method for method in methods.values()}.values())
     configs = configs_of(each_once, settings) if methods else {}
     entries = [row for row in rows if isinstance(row, Entry)]
@@ -356,6 +357,17 @@ def _entries(rows: Sequence[str] | Sequence[Entry], settings: Sequence[str]) -> 
     if repeated:
         raise ConfigError(f"two rows of a comparison have the name {repeated[0]!r}: give one of them another")
     return tuple(entries)
+
+
+def method_of_row(name: str) -> registry.Method:
+    """Return the method of a row by its name, which is a method's or :data:`~flwr_kd.results.clients.ALONE`.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such method.
+    """
+    return registry.get(ALONE_BY if name == ALONE else name)
 
 
 def configs_of(methods: Sequence[registry.Method], settings: Sequence[str]) -> dict[str, MethodConfig]:

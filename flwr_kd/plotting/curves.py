@@ -32,10 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["OVER", "figure", "plot"]
 
 _COSTS: dict[str, tuple[Callable[[RoundResult], float], str]] = {
-    "bytes": (
-        lambda stats: (stats.bytes_up + stats.bytes_down) / 10**6,
-        "MB of all rounds so far, all clients, up and down",
-    ),
+    "bytes": (lambda stats: stats.megabytes, "MB of all rounds so far, all clients, up and down"),
     "seconds": (lambda stats: stats.seconds, "seconds of all rounds so far"),
 }
 OVER = ("rounds", *_COSTS)

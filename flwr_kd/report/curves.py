@@ -14,7 +14,6 @@ from flwr_kd.results.schema import Comparison, RunResult
 
 __all__ = ["against_cost", "main_accuracy", "measured_accuracies", "over_rounds", "side_by_side"]
 
-_MEGABYTE = 10**6
 _MORE = ("top5", "trained")
 """Parts of the names of accuracies that stand in a part of the page that is closed at first."""
 
@@ -135,7 +134,7 @@ def _points(runs: Sequence[RunResult], name: str) -> Iterable[Point]:
 def against_cost(results: Mapping[str, Comparison], styles: Mapping[str, int]) -> Markup | None:
     """Return charts of accuracy against the bytes, and against the seconds, of all rounds so far."""
     costs: dict[str, tuple[Callable[[RoundResult], float], str]] = {
-        "megabytes": (lambda stats: (stats.bytes_up + stats.bytes_down) / _MEGABYTE, "MB"),
+        "megabytes": (lambda stats: stats.megabytes, "MB"),
         "seconds": (lambda stats: stats.seconds, "s"),
     }
     groups = []

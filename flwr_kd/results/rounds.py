@@ -177,6 +177,11 @@ class RoundResult:
         seconds = number("seconds", self.seconds, 0, error=ResultError)
         object.__setattr__(self, "seconds", seconds)
 
+    @property
+    def megabytes(self) -> float:
+        """Bytes of all clients, up and down, in 10^6."""
+        return (self.bytes_up + self.bytes_down) / 10**6
+
     def of_participants(self, metric: str) -> float | None:
         """Return an accuracy, without the clients that were measured after the last round.
 
