@@ -19,6 +19,9 @@ which is scaled so that a round here lets the rate fall as far as one of the pap
 `ktpfl-groups`: KT-pFL where clients are in two groups with opposite class mixes, beside FedMD, clients that train
 alone, and an oracle: the coefficient matrix of someone who knows the groups.
 
+`ktpfl-rate`: how far KT-pFL on weights goes towards its mixtures, beside FedAvg and clients that train alone, in
+the small version of the paper's Table 2 with 10 clients.
+
 Usage: python benchmarks/grids.py NAME --out FILE [--cells NAME,...]     (times of one core: see GRIDS)
 
 The file is written after each run, and runs that it has are not run again.
@@ -223,6 +226,19 @@ def ktpfl_groups() -> Grid:
     return Grid("fedmd-t10", cells, (0, 1, 2, 3, 4), experiment, common)
 
 
+RATES = ("0.01", "0.03", "0.1", "0.3", "0.5")
+"""η₂ of KT-pFL on weights: from the paper's to the one that replaces a model by its mixture."""
+
+
+def ktpfl_rate() -> Grid:
+    """The rate η₂ of KT-pFL on weights; ten rounds of ten epochs of the CNN. Some five minutes."""
+    cells = {"alone": Cell("ktpfl-weights", ("distill-steps=0",)), "fedavg": Cell("fedavg")}
+    cells |= {f"rate-{rate}": Cell("ktpfl-weights", (f"distill-learning-rate={rate}",)) for rate in RATES}
+    experiment = {"dataset": "digits", "model": "cnn", "partition": "ktpfl-1:12"}
+    common = ("local-epochs=10", "batch-size=8", "optimizer=sgd", "learning-rate=0.05", "lr-decay=1")
+    return Grid("alone", cells, (0, 1, 2), experiment, common)
+
+
 @contextmanager
 def knowing_the_groups() -> Iterator[None]:
     """Let KT-pFL's targets be the means over a client's own group; those of `ktpfl-1` are halves of the clients."""
@@ -255,6 +271,7 @@ GRIDS = {
     "fedhyb-digits": fedhyb_digits,
     "decay-mlp": functools.partial(decay, "mlp-bn"),
     "ktpfl-groups": ktpfl_groups,
+    "ktpfl-rate": ktpfl_rate,
 }
 NOT_RUN = ("batchnorm-resnet8", "decay-mlp", "fedhyb-digits")
 """Grids without a result, for which there was no time."""
