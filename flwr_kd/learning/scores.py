@@ -69,6 +69,8 @@ def mean_auroc(scores: Tensor, labels: Tensor) -> float | None:
     >>> mean_auroc(scores, torch.tensor([[0, 1], [1, 0], [0, 1]]))
     0.75
     """
+    # On the CPU: not every device has float64, and each label would let the host wait for a GPU.
+    scores, labels = scores.cpu(), labels.cpu()
     if scores.isnan().any():
         return None
     areas = []
