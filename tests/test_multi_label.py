@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from flwr_kd.checks import ConfigError
 from flwr_kd.client.client import KDClient
 from flwr_kd.data import DataError, MultiLabelDataset, Samples, Selection, load, load_public
 from flwr_kd.data._base import Bundle
-from flwr_kd.data._function import samples
 from flwr_kd.experiments.comparison import compare
 from flwr_kd.experiments.experiment import Experiment
 from flwr_kd.experiments.options import ExperimentOptions
@@ -32,6 +30,7 @@ from flwr_kd.results.table import table
 from flwr_kd.server.records import Node
 from flwr_kd.strategies.fedavg import FedAvg, FedAvgClient
 from flwr_kd.transport.inline_grid import InlineGrid
+from tests.own_functions import make_importable
 
 METHODS = registry.methods()
 TAKING = sorted(name for name, method in METHODS.items() if method.takes_multi_label)
@@ -45,7 +44,7 @@ SETTINGS = {
     "pfedhn-pc": ("learning-rate=0.1",),
     "pfedme": ("proximal-lambda=0.03", "learning-rate=30", "personal-learning-rate=0.3", "local-epochs=1"),
 }
-"""Of methods that train by SGD."""
+"""Settings of those methods that train by SGD, and need larger rates."""
 NAME = "own_labels_of_test"
 SOURCE = """
 import numpy as np
@@ -62,11 +61,7 @@ def findings():
 
 @pytest.fixture
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    (tmp_path / f"{NAME}.py").write_text(SOURCE, encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.delitem(sys.modules, NAME, raising=False)
-    samples.cache_clear()
+    make_importable(NAME, SOURCE, tmp_path, monkeypatch)
     return f"{NAME}:findings"
 
 
@@ -152,10 +147,10 @@ def test_classes_have_no_meaning() -> None:
         FedAvgClient(net(), data(), context=node(), classes=["a", "b"])
 
 
-def test_a_histogram_counts_each_label() -> None:
+def test_a_histogram_counts_each_sample_by_its_first_label() -> None:
     client = FedAvgClient(net(), data(), context=node(**{"share-histogram": True}))
     properties = client.get_properties({})
-    counts = data().labels.sum(0).long().tolist()
+    counts = data().y.bincount(minlength=2).tolist()
     assert json.loads(str(properties["class-counts"])) == counts
     assert Node.from_properties(1, {"wire-version": 2, **properties}).class_counts == tuple(counts)
 

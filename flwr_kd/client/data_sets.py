@@ -81,7 +81,7 @@ class DataSets:
     def shared_counts(self, node_config: Mapping[str, Any], num_classes: int) -> dict[str, str]:
         """Return the property with the training samples of each class, if the client's node config shares them.
 
-        All samples are read once for it. A sample with several labels counts for each. Without
+        All samples are read once for it. A sample with several labels counts as of its first. Without
         ``share-histogram=true`` there is no property.
 
         Raises
@@ -93,10 +93,8 @@ class DataSets:
             return {}
         counts = torch.zeros(num_classes, dtype=torch.int64)
         for _, labels in self.train.ordered(_READ_TOGETHER):
-            several = self.train.multi_label
-            counts += (
-                labels.cpu().sum(0).long() if several else torch.bincount(labels.cpu(), minlength=num_classes)
-            )
+            classes = labels.argmax(dim=1) if self.train.multi_label else labels
+            counts += torch.bincount(classes.cpu(), minlength=num_classes)
         return {CLASS_COUNTS: json.dumps(counts.tolist())}
 
     def close(self) -> None:

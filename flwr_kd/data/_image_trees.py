@@ -125,16 +125,18 @@ def _radiographs(data_dir: Path | None, *, single: bool) -> Source:
                 f"{row['Path']!r}"
             )
         where = f"{table}, row {reader.line_num}"
-        found = [_positive(row[name], name, where) for name in CHEXPERT_FINDINGS]
-        if not single or sum(found) == 1:
-            parts[int(match[2]) % _TEST_EVERY == 0].append((root / match[1], found))
+        findings = [_positive(row[name], name, where) for name in CHEXPERT_FINDINGS]
+        if not single or sum(findings) == 1:
+            parts[int(match[2]) % _TEST_EVERY == 0].append((root / match[1], findings))
     if not all(parts):
         kind = "radiograph with exactly one finding" if single else "radiograph"
         raise DataError(
             f"{table} has no {kind} of patients whose number is divisible by {_TEST_EVERY}, or none of the others"
         )
     train, test = (
-        Part.of_several(_paths(path for path, _ in part), np.array([found for _, found in part], np.float32))
+        Part.of_several(
+            _paths(path for path, _ in part), np.array([findings for _, findings in part], np.float32)
+        )
         for part in parts
     )
     if single:

@@ -135,47 +135,43 @@ class Measured(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """What is known of one batch, or of several together; nothing is fetched from a GPU for it.
+    """What is known of one batch; nothing is fetched from a GPU for it.
 
     Attributes
     ----------
     sums : Tensor
-        ``[3]``: loss, samples that are right, samples whose class is among the five likeliest.
-    samples, num_classes : int
-        B and C.
-    logits, labels : Tensor or None
-        ``[B, C]``, where samples have several labels: AUROC cannot be added up.
+        Loss and samples that are right, ``[2]``; with more than five classes also samples whose class is among the
+        five likeliest, ``[3]``.
+    samples : int
+        B.
+    several : tuple of Tensor, or None
+        Logits and labels ``[B, C]`` where samples have several labels: AUROC cannot be added up.
     """
 
     sums: Tensor
     samples: int
-    num_classes: int
-    logits: Tensor | None
-    labels: Tensor | None
+    several: tuple[Tensor, Tensor] | None
 
     @classmethod
     def of(cls, logits: Tensor, labels: Tensor) -> Self:
         """Return those of one batch; ``labels`` as :func:`label_loss` takes them."""
-        sizes = len(logits), logits.shape[1]
         loss = label_loss(logits, labels, reduction="sum")
         if labels.is_floating_point():
             right = ((logits > 0) == (labels > 0.5)).to(loss.dtype).mean(dim=1).sum()
-            return cls(torch.stack([loss, right, right]), *sizes, logits, labels)
-        right = (logits.argmax(dim=1) == labels).sum().to(loss.dtype)
-        near = right
+            return cls(torch.stack([loss, right]), len(logits), (logits, labels))
+        counts = [(logits.argmax(dim=1) == labels).sum()]
         if logits.shape[1] > 5:
-            near = (logits.topk(5, dim=1).indices == labels[:, None]).sum().to(loss.dtype)
-        return cls(torch.stack([loss, right, near]), *sizes, None, None)
+            counts.append((logits.topk(5, dim=1).indices == labels[:, None]).sum())
+        sums = torch.stack([loss, *(count.to(loss.dtype) for count in counts)])
+        return cls(sums, len(logits), None)
 
     @staticmethod
     def together(batches: Sequence[Scores]) -> Measured:
         """Return the results of at least one batch."""
         # Fetched together in the end: the host would wait for a GPU with each number.
-        columns = zip(*torch.stack([each.sums for each in batches]).tolist(), strict=True)
-        count = sum(each.samples for each in batches)
-        loss, right, near = (sum(column) / count for column in columns)
-        logits = [each.logits for each in batches if each.logits is not None]
-        if logits:
-            labels = [each.labels for each in batches if each.labels is not None]
-            return Measured(loss, right, None, mean_auroc(torch.cat(logits), torch.cat(labels)))
-        return Measured(loss, right, near if batches[0].num_classes > 5 else None)
+        columns = zip(*torch.stack([batch.sums for batch in batches]).tolist(), strict=True)
+        samples = sum(batch.samples for batch in batches)
+        loss, right, *near = (sum(column) / samples for column in columns)
+        several = [batch.several for batch in batches if batch.several is not None]
+        auroc = mean_auroc(*map(torch.cat, zip(*several, strict=True))) if several else None
+        return Measured(loss, right, near[0] if near else None, auroc)

@@ -350,11 +350,10 @@ def _class_counts(properties: Mapping[str, Any], classes: int, samples: int) -> 
     except (TypeError, ValueError, RecursionError):
         counts = None
     whole = isinstance(counts, list) and all(type(count) is int and 0 <= count < 2**53 for count in counts)
-    # A sample may have several labels.
-    if not whole or len(counts) != classes or max(counts) > samples:
+    if not whole or len(counts) != classes or sum(counts) > samples:
         raise PayloadError(
-            f"property {CLASS_COUNTS!r} must be a JSON list of {classes} whole numbers, each at most {samples}, "
-            f"the samples; got {str(properties[CLASS_COUNTS])[:80]!r}"
+            f"property {CLASS_COUNTS!r} must be a JSON list of {classes} whole numbers, {samples} samples at most, "
+            f"got {str(properties[CLASS_COUNTS])[:80]!r}"
         )
     return tuple(counts)
 

@@ -420,9 +420,8 @@ class Run:
         if metrics is None:
             return
         result.evaluate_metrics_serverapp[server_round] = metrics
-        if self.strategy.stats.server_round == server_round and isinstance(
-            metrics.get("accuracy"), int | float
-        ):
+        accuracy = metrics.get("accuracy")
+        if self.strategy.stats.server_round == server_round and isinstance(accuracy, int | float):
             for name in ("accuracy", "top5", "auroc"):
                 value = metrics.get(name)
                 measured = float(value) if isinstance(value, int | float) else None

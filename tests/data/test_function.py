@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,9 @@ import pytest
 import torch
 
 from flwr_kd.data import DataError, Samples, Selection, load, load_public, natural, partition
-from flwr_kd.data._function import samples
 from flwr_kd.experiments.data import client_splits
 from flwr_kd.experiments.experiment import Experiment
+from tests.own_functions import make_importable
 
 SOURCE = """
 import numpy as np
@@ -49,11 +48,7 @@ NAME = "own_data_of_test"
 
 @pytest.fixture(autouse=True)
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / f"{NAME}.py").write_text(SOURCE, encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.delitem(sys.modules, NAME, raising=False)
-    samples.cache_clear()
+    make_importable(NAME, SOURCE, tmp_path, monkeypatch)
 
 
 class TestLoad:

@@ -152,16 +152,16 @@ def test_chexpert_with_all_findings(tmp_path: Path) -> None:
     public = load_public(None, dataset="chexpert-multilabel", data_dir=str(tmp_path))
     assert (bundle.multi_label, bundle.num_classes, bundle.class_names) == (True, 14, CHEXPERT_FINDINGS)
     assert (len(bundle.train), len(public), len(bundle.test)) == (9, 2, 2)
-    found = {}
+    findings = {}
     for part in (bundle.train, public, bundle.test):
         for image, labels in zip(*part.tensors, strict=True):
             patient = round(float(values(image[None], "chexpert")[0]) / 10)
-            found[patient] = [name for name, label in zip(CHEXPERT_FINDINGS, labels, strict=True) if label]
+            findings[patient] = [name for name, label in zip(CHEXPERT_FINDINGS, labels, strict=True) if label]
     expected = {
         patient: [name for name in CHEXPERT_FINDINGS if row.get(name) == "1.0"]
         for patient, row in enumerate(ROWS, start=1)
     }
-    assert found == expected
+    assert findings == expected
     assert [] in expected.values()
     assert ["Edema", "Fracture"] in expected.values()
 

@@ -24,8 +24,8 @@ def test_auroc_is_that_of_scikit_learn(seed: int, samples: int, labels: int, val
     targets = draw.integers(0, 2, (samples, labels))
     defined = [k for k in range(labels) if 0 < targets[:, k].sum() < samples]
     expected = np.mean([roc_auc_score(targets[:, k], scores[:, k]) for k in defined]) if defined else None
-    found = mean_auroc(torch.from_numpy(scores), torch.from_numpy(targets))
-    assert found == (None if expected is None else pytest.approx(expected, abs=1e-12))
+    area = mean_auroc(torch.from_numpy(scores), torch.from_numpy(targets))
+    assert area == (None if expected is None else pytest.approx(expected, abs=1e-12))
 
 
 def test_auroc_of_infinite_and_missing_scores() -> None:
