@@ -138,10 +138,10 @@ class _Simulation:
     def run(self) -> None:
         """Run the simulation, and raise what it raised."""
         before = _ray_processes()
-        # Ray's own processes end with the thread that has started them, if not before.
-        threading.Thread(target=self._simulate, daemon=True, name="flwr-kd-simulation").start()
         try:
             with self._watching_threads():
+                # Ray's own processes end with the thread that has started them, if not before.
+                threading.Thread(target=self._simulate, daemon=True, name="flwr-kd-simulation").start()
                 # Not Thread.join(): interrupted, it may take a thread that runs for one that has ended.
                 while not self._ended.wait(_LOOK_SECONDS):
                     _keep_signal_handlers()

@@ -142,10 +142,24 @@ def test_the_server_ends_when_a_thread_of_flowers_fails(
         {"__name__": "flwr.server.superlink.fleet.vce.vce_api", "__builtins__": __builtins__},
     )
 
+    failed = threading.Event()
+
     def end(thread: threading.Thread) -> None:
-        threading.Thread(target=flowers).start()
+        fails = threading.Thread(target=flowers)
+        fails.start()
+        fails.join(PATIENCE)
+        failed.set()
         thread.join(PATIENCE)
 
+    start_thread = threading.Thread.start
+
+    def start(thread: threading.Thread) -> None:
+        start_thread(thread)
+        if thread.name == "flwr-kd-simulation":
+            # Nothing that fails before the main thread goes on may be missed.
+            assert failed.wait(PATIENCE)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
     with pytest.raises(SimulationError, match="a reply that cannot be stored"):
         run(server, monkeypatch, end)
     assert server.ended.wait(PATIENCE)
