@@ -27,7 +27,7 @@ from flwr_kd.checks import ConfigError
 from flwr_kd.results import files
 from flwr_kd.results.schema import RunResult
 from flwr_kd.transport.inline_grid import InlineGrid
-from tests.processes import ROOT
+from tests.processes import PATIENCE, ROOT
 
 # Not the command of the same name, which its package exports.
 publish = importlib.import_module("flwr.cli.app_cmd.publish")
@@ -239,10 +239,12 @@ def test_the_files_are_formatted_and_clean(name: str, tmp_path: Path) -> None:
     app = written(tmp_path, name)
     ruff = [sys.executable, "-m", "ruff"]
     config = ["--config", str(ROOT / "pyproject.toml"), "--ignore", "D10", str(app)]
-    done = subprocess.run([*ruff, "check", *config], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [*ruff, "check", *config], capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
     assert done.returncode == 0, done.stdout
     form = [*ruff, "format", "--check", "--config", str(ROOT / "pyproject.toml"), str(app)]
-    done = subprocess.run(form, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(form, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 0, done.stderr
 
 

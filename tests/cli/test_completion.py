@@ -15,6 +15,7 @@ from flwr_kd.cli.completion import values_of
 from flwr_kd.experiments.options import BACKENDS
 from flwr_kd.results.formats import FORMATS
 from tests.cli.commands import Command
+from tests.processes import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = """
@@ -55,7 +56,7 @@ def test_bash_completes_commands_options_and_names(environment: dict[str, str]) 
     }
     done = subprocess.run(
         [bash, "--norc", "-c", SCRIPT], input="".join(f"{line}\n" for line in expected), env=environment,
-        capture_output=True, text=True, check=False, timeout=120,
+        capture_output=True, text=True, check=False, timeout=PATIENCE,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
     answers = dict(zip(expected, (line.split() for line in done.stdout.splitlines()), strict=True))

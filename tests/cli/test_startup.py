@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from tests.processes import PATIENCE
+
 HEAVY = ("torch", "flwr", "ray", "matplotlib", "numpy")
 PROGRAM = f"""
 import contextlib, io, sys
@@ -23,7 +25,7 @@ for line in sys.argv[1:]:
 
 
 def python(*arguments: str) -> None:
-    subprocess.run([sys.executable, "-c", *arguments], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", *arguments], check=True, timeout=PATIENCE)
 
 
 def test_help_version_and_methods_import_nothing_heavy() -> None:

@@ -50,6 +50,7 @@ from flwr_kd.strategies.ktpfl.functional import (
     step,
     with_participants,
 )
+from tests.processes import PATIENCE
 
 
 def test_the_oracles_own_cases() -> None:
@@ -502,7 +503,12 @@ class TestCost:
         """N = 100, 3,000 samples, 10 classes, in float32: under 200 MB on top, the predictions included."""
         env = os.environ | {"OMP_NUM_THREADS": "1"}
         run = subprocess.run(
-            [sys.executable, "-c", MEMORY], env=env, capture_output=True, text=True, timeout=120, check=False
+            [sys.executable, "-c", MEMORY],
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            check=False,
         )
         assert run.returncode == 0, run.stderr
         grown, kept = json.loads(run.stdout)
