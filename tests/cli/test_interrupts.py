@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import sys
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import Process, guarded, living, start_environment
+from tests.processes import Process, guarded, living, start_environment, wait_for
 
 # A signal to the group goes to all that the command has started, as from a terminal.
 SINGLE, GROUP_TWICE = (os.kill, 1), (os.killpg, 2)
@@ -63,6 +64,12 @@ def start(tmp_path: Path, temporary: Path) -> Iterator[Start]:
         yield simulate
 
 
+def handles(process: Process, number: int) -> bool:
+    """Whether a process has a handler for a signal; Python itself has one for SIGINT only."""
+    (caught,) = re.findall(r"(?m)^SigCgt:\s*(\w+)$", Path(f"/proc/{process.pid}/status").read_text())
+    return bool(int(caught, 16) >> (number - 1) & 1)
+
+
 def interrupt(
     process: Process, temporary: Path, number: int, kill: Callable[[int, int], None], times: int
 ) -> str:
@@ -108,7 +115,8 @@ def test_in_the_rounds_of_one_machines_backends(
 @pytest.mark.parametrize("backend", ["inline", "auto"])
 def test_before_the_rounds(start: Start, temporary: Path, backend: str) -> None:
     process = start("fedavg", "--backend", backend)
-    time.sleep(1.0)
+    wait_for(lambda: handles(process, signal.SIGTERM), "the command's own handlers")
+    time.sleep(0.5)
     assert interrupt(process, temporary, signal.SIGINT, *GROUP_TWICE).startswith("flwr-kd: interrupted")
     assert not (process.log_file.parent / "o").exists()
 
