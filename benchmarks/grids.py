@@ -14,13 +14,20 @@ which is scaled so that a round here lets the rate fall as far as one of the pap
 
 `feddf-average`: FedDF with both averages.
 
-`fedhyb-digits`: FedHyb and FedHyb³ with their defaults, in the setting of the table of benchmarks/fedhyb.sh.
+`fedhyb-digits`: FedHyb and FedHyb³ with their defaults, on the test set, with the CNN of the searches.
+
+`fedhyb-search`: FedHyb's other hyper-parameters, one changed at a time, on validation data and seeds that no table
+uses, at the reported round. The server's values with FedHyb³, the clients' with FedHyb²: each part is seen alone.
+
+`feddkc-order`: the server's order and features in 16 bits, with FedGKT and KKR and the light models.
 
 `ktpfl-groups`: KT-pFL where clients are in two groups with opposite class mixes, beside FedMD, clients that train
 alone, and an oracle: the coefficient matrix of someone who knows the groups.
 
 `ktpfl-rate`: how far KT-pFL on weights goes towards its mixtures, beside FedAvg and clients that train alone, in
 the small version of the paper's Table 2 with 10 clients.
+
+`ktpfl-precision`: soft predictions in 32, 16 and 8 bits, in the setting of `ktpfl-groups`.
 
 Usage: python benchmarks/grids.py NAME --out FILE [--cells NAME,...]     (times of one core: see GRIDS)
 
@@ -56,7 +63,7 @@ from flwr_kd.server.checkpoint import Checkpoint
 from flwr_kd.server.records import Reply
 from flwr_kd.strategies.ktpfl import KTpFL, personal_targets
 
-VALUES = ("global_accuracy", "local_accuracy", "trained_accuracy")
+VALUES = ("global_accuracy", "local_accuracy", "trained_accuracy", "common_accuracy", "server_accuracy")
 """What is kept of a run's last round, as far as it was measured."""
 
 SHORT = (
@@ -67,7 +74,7 @@ SHORT = (
     "sector-epochs=10",
     "server-epochs=10",
 )
-"""The settings of benchmarks/fedhead.sh: the paper's, with fewer epochs and smaller batches."""
+"""FedHEAD's settings in its paper, with fewer epochs and smaller batches."""
 
 
 @dataclass(frozen=True)
@@ -119,6 +126,25 @@ def fedhyb_server() -> Grid:
         for rate in rates:
             settings = (f"server-epochs={epochs}", f"server-learning-rate={rate}")
             cells[f"epochs-{epochs}-rate-{rate}"] = Cell("fedhyb-3", settings)
+    experiment = {"dataset": "digits", "model": "cnn", "partition": "inner-dirichlet:0.5", "validation": True}
+    return Grid("fedavg", cells, (10, 11), experiment, ("local-epochs=5", "batch-size=16"))
+
+
+def fedhyb_search() -> Grid:
+    """All of FedHyb's values but the server's epochs and rate; ten rounds, as in the tables. Some 20 minutes."""
+    server = {"logits-weight": ("0", "0.1", "10"), "feature-weight": ("0", "0.01", "1", "10")}
+    client = {"self-weight": ("0", "0.03", "0.3", "1"), "min-width": ("0.25", "0.8")}
+    cells = {"fedavg": Cell("fedavg", ("lr-decay=1",))}
+    for method, values in (("fedhyb-3", server), ("fedhyb-2", client)):
+        cells[method] = Cell(method)
+        for name, tried in values.items():
+            cells |= {f"{method}-{name}-{value}": Cell(method, (f"{name}={value}",)) for value in tried}
+    views = {"5": ("0.95", "1.05"), "30": ("0.7", "1.4")}
+    for degrees, (least, most) in views.items():
+        settings = (f"degrees={degrees}", f"min-scale={least}", f"max-scale={most}")
+        cells[f"fedhyb-2-degrees-{degrees}"] = Cell("fedhyb-2", settings)
+    for name in ("detach-target", "detach-weight"):
+        cells[f"fedhyb-2-{name}-false"] = Cell("fedhyb-2", (f"{name}=false",))
     experiment = {"dataset": "digits", "model": "cnn", "partition": "inner-dirichlet:0.5", "validation": True}
     return Grid("fedavg", cells, (10, 11), experiment, ("local-epochs=5", "batch-size=16"))
 
@@ -212,8 +238,38 @@ def fedhyb_digits() -> Grid:
     return Grid("fedavg", cells, (0, 1, 2), experiment, settings)
 
 
+def feddkc_order() -> Grid:
+    """Both orders at the server, and the features' precision; 20 rounds of 3 epochs. Some 15 minutes."""
+    light = ",".join(f"resnet{layers}-pooled" for layers in (2, 4, 6, 10, 12))
+    cells = {}
+    for method in ("fedgkt", "feddkc-kkr"):
+        for order in ("pooled", "client-by-client"):
+            cells[f"{method}-{order}"] = Cell(method, (f"server-order={order}",))
+        cells[f"{method}-pooled-float16"] = Cell(method, ("server-order=pooled", "feature-dtype=float16"))
+    experiment = {
+        "dataset": "digits",
+        "model": light,
+        "partition": "dirichlet:0.5",
+        "clients": 5,
+        "rounds": 20,
+    }
+    common = ("batch-size=64", "local-epochs=3", "server-epochs=3")
+    return Grid("fedgkt-pooled", cells, (0, 1, 2), experiment, common)
+
+
+GROUPS = {"dataset": "digits", "model": "mlp", "partition": "ktpfl-1:15"}
+"""Two groups of five clients with 15 and 5 images per class, a quarter of them for the test."""
+ON_PREDICTIONS = (
+    "local-epochs=10",
+    "batch-size=32",
+    "optimizer=sgd",
+    "learning-rate=0.05",
+    "public-samples=300",
+)
+
+
 def ktpfl_groups() -> Grid:
-    """Two groups of five clients with 15 and 5 images per class, a quarter of them for the test; some 3 minutes."""
+    """What a better choice of teachers gives; some 3 minutes."""
     cells = {}
     for temperature, rate in (("10", "0.01"), ("1", "0.001")):
         settings = (f"temperature={temperature}", f"distill-learning-rate={rate}")
@@ -221,9 +277,13 @@ def ktpfl_groups() -> Grid:
             cells[f"{method}-t{temperature}"] = Cell(method, settings)
         cells[f"oracle-t{temperature}"] = Cell("ktpfl", settings, oracle=True)
     cells["alone"] = Cell("ktpfl", ("distill-epochs=0",))
-    experiment = {"dataset": "digits", "model": "mlp", "partition": "ktpfl-1:15"}
-    common = ("local-epochs=10", "batch-size=32", "optimizer=sgd", "learning-rate=0.05", "public-samples=300")
-    return Grid("fedmd-t10", cells, (0, 1, 2, 3, 4), experiment, common)
+    return Grid("fedmd-t10", cells, (0, 1, 2, 3, 4), GROUPS, ON_PREDICTIONS)
+
+
+def ktpfl_precision() -> Grid:
+    """The bits of a soft prediction; some 2 minutes."""
+    cells = {name: Cell("ktpfl", (f"precision={name}",)) for name in ("float32", "float16", "uint8")}
+    return Grid("float32", cells, (0, 1, 2, 3, 4), GROUPS, ON_PREDICTIONS)
 
 
 RATES = ("0.01", "0.03", "0.1", "0.3", "0.5")
@@ -264,16 +324,26 @@ def knowing_the_groups() -> Iterator[None]:
 
 GRIDS = {
     "fedhyb-server": fedhyb_server,
+    "fedhyb-search": fedhyb_search,
     "fedhkd": fedhkd,
     "batchnorm-resnet8": functools.partial(batchnorm, "resnet8", (0, 1, 2)),
     "batchnorm-mlp": functools.partial(batchnorm, "mlp-bn", (0, 1, 2)),
     "feddf-average": feddf_average,
     "fedhyb-digits": fedhyb_digits,
     "decay-mlp": functools.partial(decay, "mlp-bn"),
+    "feddkc-order": feddkc_order,
     "ktpfl-groups": ktpfl_groups,
     "ktpfl-rate": ktpfl_rate,
+    "ktpfl-precision": ktpfl_precision,
 }
-NOT_RUN = ("batchnorm-resnet8", "decay-mlp", "fedhyb-digits")
+NOT_RUN = (
+    "batchnorm-resnet8",
+    "decay-mlp",
+    "feddkc-order",
+    "fedhyb-digits",
+    "fedhyb-search",
+    "ktpfl-precision",
+)
 """Grids without a result, for which there was no time."""
 
 
