@@ -8,12 +8,16 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from matplotlib.figure import Figure
+
 from flwr_kd.experiments.papers import library
 from flwr_kd.experiments.papers.expectations import Verdict
 from flwr_kd.experiments.papers.measures import MEASURES
 from flwr_kd.experiments.papers.page_parts import NONE, interval, table
 from flwr_kd.experiments.papers.printed import points
 from flwr_kd.experiments.papers.schema import PaperExperiment
+from flwr_kd.plotting import beside_printed
+from flwr_kd.plotting.beside_printed import Group
 from flwr_kd.results.clients import ALONE
 from flwr_kd.results.statistics import Difference, paired_difference
 
@@ -55,6 +59,25 @@ def of_paper(folder: Path, paper: str) -> str:
     if absent:
         lines += [f"No result yet: {', '.join(absent)}.", ""]
     return "\n".join(lines).rstrip()
+
+
+def figure(folder: Path, name: str) -> Figure:
+    """Draw an experiment's numbers beside the printed ones: a panel per measure, a group per cell."""
+    document = loaded(folder)[name]
+    paper, _, key = name.partition("/")
+    (experiment,) = (each for each in library.papers()[paper][1] if each.id == key)
+    panels: dict[str, list[Group]] = {}
+    for measure, cells in _by_measure(document["cells"]).items():
+        factor = points(experiment, measure)
+        numbers: dict[str, tuple[dict[str, list[float]], dict[str, float]]] = {}
+        for cell in cells:
+            ours, printed = numbers.setdefault(cell["cell"], ({}, {}))
+            if cell["ours"]:
+                ours[cell["row"]] = list(cell["ours"].values())
+            if cell["printed"] is not None:
+                printed[cell["row"]] = _value(cell["printed"], factor)
+        panels[f"{measure} %"] = [Group(cell, *both) for cell, both in numbers.items()]
+    return beside_printed.figure(panels, f"{name}, in the small version, and as printed")
 
 
 def _experiment(name: str, experiment: PaperExperiment, document: Document) -> Iterator[str]:
@@ -142,7 +165,12 @@ def _both(cell: Document | None, factor: float) -> str:
     ours = f"{fmean(cell['ours'].values()):.1f}" if cell["ours"] else NONE
     if cell["printed"] is None:
         return ours
-    return f"{ours} / {factor * float(cell['printed'].partition(' ')[0]):.1f}"
+    return f"{ours} / {_value(cell['printed'], factor):.1f}"
+
+
+def _value(printed: str, factor: float) -> float:
+    """Return a printed number without its spread."""
+    return factor * float(printed.partition(" ")[0])
 
 
 def _rows(experiment: PaperExperiment, document: Document) -> Iterator[str]:

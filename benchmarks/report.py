@@ -17,6 +17,7 @@ import re
 import statistics
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,8 @@ from accuracy import (
     VARIANTS,
     has_own_models,
 )
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 from PIL import Image
 from rich.console import Console
 
@@ -56,7 +59,6 @@ from flwr_kd.results.statistics import Difference, paired_difference
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-PICTURE = ROOT / "docs" / "accuracy.png"
 NAMES = {"digits": "digits", "letters": "letters", "fashion-mnist": "Fashion-MNIST"}
 IN_PICTURE = tuple(name for name, method in registry.methods().items() if "picture" in method.benchmarks)
 SOURCE = "flwr-kd results"
@@ -76,10 +78,11 @@ def main() -> None:
             old.append(str(page.relative_to(ROOT)))
             if not options.check:
                 page.write_text(new, encoding="utf-8")
-    if digest_of_picture() != digest():
-        old.append(str(PICTURE.relative_to(ROOT)))
-        if not options.check:
-            draw(PICTURE)
+    for picture in PICTURES:
+        if picture.carried() != picture.digest():
+            old.append(str(picture.path.relative_to(ROOT)))
+            if not options.check:
+                picture.write()
     print("\n".join(f"{'old' if options.check else 'written'}: {name}" for name in old) or "all as measured")
     sys.exit(1 if options.check and old else 0)
 
@@ -494,13 +497,10 @@ def named(lines: list[list[str]]) -> str:
 def made_with(name: str) -> str:
     """Say by which command, and with which versions, a result was measured.
 
-    A name may also be that of a folder of results, or with a hyphen at its end the beginning of several names.
+    A name may also be that of a folder of results.
     """
-    if name.endswith("-"):
-        paths = sorted(RESULTS.glob(f"{name}*.json"))
-    else:
-        single = RESULTS / f"{name}.json"
-        paths = [single] if single.exists() else sorted((RESULTS / name).glob("*/result.json"))
+    single = RESULTS / f"{name}.json"
+    paths = [single] if single.exists() else sorted((RESULTS / name).glob("*/result.json"))
     versions = [json.loads(path.read_text(encoding="utf-8"))["versions"] for path in paths]
 
     def all_of(key: str) -> str:
@@ -590,12 +590,43 @@ TABLES: dict[str, Callable[..., str]] = {
 }
 
 
-# ---------------------------------------------------------------------- picture
+# ---------------------------------------------------------------------- pictures
 
 
-def digest() -> str:
-    """Return a digest of what the picture shows, which it carries."""
-    shown = [
+@dataclass(frozen=True)
+class Picture:
+    """A picture of a page, which carries a digest of what it shows.
+
+    Attributes
+    ----------
+    path : Path
+        Its file.
+    shown : callable
+        Returns what it shows, as JSON can hold it.
+    draw : callable
+        Returns the figure.
+    """
+
+    path: Path
+    shown: Callable[[], Any]
+    draw: Callable[[], Figure]
+
+    def digest(self) -> str:
+        return hashlib.sha256(json.dumps(self.shown()).encode()).hexdigest()
+
+    def carried(self) -> str | None:
+        """Return the digest in the file, if there is one."""
+        if not self.path.exists():
+            return None
+        with Image.open(self.path) as image:
+            return str(image.info.get(SOURCE))
+
+    def write(self) -> None:
+        self.draw().savefig(self.path, format="png", metadata={SOURCE: self.digest(), "Software": None})
+
+
+def shown_accuracy() -> list[Any]:
+    return [
         (
             part,
             run.method,
@@ -606,21 +637,10 @@ def digest() -> str:
         for run in loaded(part).runs
         if run.name in IN_PICTURE
     ]
-    return hashlib.sha256(json.dumps(shown).encode()).hexdigest()
 
 
-def digest_of_picture() -> str | None:
-    if not PICTURE.exists():
-        return None
-    with Image.open(PICTURE) as image:
-        return str(image.info.get(SOURCE))
-
-
-def draw(path: Path) -> None:
+def draw_accuracy() -> Figure:
     """Draw local accuracy over what one client has sent and received."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     figure = Figure(figsize=(10, 3.9), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
     styles = palette(IN_PICTURE)
@@ -657,7 +677,32 @@ def draw(path: Path) -> None:
         "10 clients, inner-dirichlet:0.1; a marker is a round, mean ± standard deviation over the seeds",
         fontsize=10,
     )
-    figure.savefig(path, metadata={SOURCE: digest(), "Software": None})
+    return figure
+
+
+IN_PICTURES = {
+    "feddkc": "table-5",
+    "fedhead": "table-2",
+    "fedhkd": "table-2",
+    "fedhyb": "table-1",
+    "ktpfl": "table-1",
+}
+"""The table of each paper that its method's page shows."""
+
+
+def of_table(paper: str, table: str) -> Picture:
+    name, folder = f"{paper}/{table}", RESULTS / "papers"
+    return Picture(
+        ROOT / "strategies" / paper / "results.png",
+        lambda: paper_tables.loaded(folder)[name]["cells"],
+        lambda: paper_tables.figure(folder, name),
+    )
+
+
+PICTURES = (
+    Picture(ROOT / "docs" / "accuracy.png", shown_accuracy, draw_accuracy),
+    *(of_table(*names) for names in IN_PICTURES.items()),
+)
 
 
 if __name__ == "__main__":

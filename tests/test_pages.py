@@ -18,7 +18,6 @@ import typer
 from flwr_kd import privacy, registry
 from flwr_kd.cli import app, methods
 from flwr_kd.experiments.comparison import method_of_row
-from flwr_kd.results import files, schema
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted(
@@ -272,73 +271,7 @@ def test_commands_parse(page: str, line: str) -> None:
         assert any(setting.partition("=")[0].replace("-", "_") in c.field_types() for c in configured)
 
 
-def test_results_on_the_page_are_those_of_the_benchmark() -> None:
-    measured = {}
-    for alpha in ("0.1", "0.5"):
-        for suffix, mark in (("", ""), ("-no-noise", ", `noise=none`")):
-            path = ROOT / "benchmarks" / "results" / f"fedhkd-digits-alpha-{alpha}{suffix}.json"
-            for row in schema.Comparison.from_json(path.read_text(encoding="utf-8")).summary():
-                measured[f"`{row['method']}`{mark}", alpha] = [
-                    "–" if value["mean"] is None else f"{100 * value['mean']:.2f} ± {100 * value['std']:.2f}"
-                    for value in (row["local_accuracy"], row["global_accuracy"])
-                ]
-    shown = {}
-    for cells in rows(section(folder("fedhkd") / "README.md", "Results")):
-        if len(cells) == 5:
-            method = re.sub(r" \(.*\)", "", cells[0])
-            shown[method, "0.1"], shown[method, "0.5"] = cells[1:3], cells[3:5]
-    assert shown == measured
 
-
-def test_feddkcs_results_on_the_page_are_those_of_the_benchmark() -> None:
-    orders = {
-        "pooled": "pooled",
-        "client-by-client": "client by client",
-        "alone": "alone (`beta=0`)",
-        "float16": "pooled, float16",
-    }
-    measured, clients = {}, {}
-    for path in (ROOT / "benchmarks" / "results").glob("feddkc-*.json"):
-        comparison = files.load(path)
-        dataset, alpha, order = re.fullmatch(r"feddkc-(.+)-alpha-([\d.]+)-(.+)", path.stem).groups()  # type: ignore[union-attr]
-        for row in comparison.summary():
-            key = (dataset, alpha, orders[order], f"`{row['method']}`")
-            measured[key] = [
-                f"{100 * row[kind]['mean']:.2f} ± {100 * row[kind]['std']:.2f}"
-                for kind in ("local_accuracy", "local_top5", "server_accuracy")
-            ]
-            last = [run.rounds[-1].clients for run in comparison.by_method()[row["method"]]]
-            clients[key] = [
-                f"{100 * sum(each[str(i)]['local_accuracy'] for each in last) / len(last):.2f}"  # type: ignore[misc]
-                for i in range(5)
-            ]
-    # Tables beside controls begin with the method, and are checked with the other tables of benchmarks/report.py.
-    found = rows(section(folder("feddkc-kkr") / "README.md", "Results"))
-    table = [cells for cells in found if len(cells) > 3 and cells[0] in ("digits", "fashion-mnist")]
-    assert len(measured) > 20
-    assert {tuple(cells[:4]): cells[4:] for cells in table if len(cells) == 7} == measured
-    assert {tuple(cells[:4]): cells[4:] for cells in table if len(cells) == 9} == clients
-
-
-def percent(spread: dict[str, float | None]) -> str:
-    """Write a mean and its spread; one seed has no spread, and a method without a global model no global one."""
-    if spread["mean"] is None:
-        return "–"
-    return f"{100 * spread['mean']:.2f}" + ("" if spread["std"] is None else f" ± {100 * spread['std']:.2f}")
-
-
-@pytest.mark.parametrize("method", ["fedhead", "fedhyb", "ktpfl"])
-def test_results_by_run_on_the_page_are_those_of_the_benchmark(method: str) -> None:
-    paths = sorted((ROOT / "benchmarks" / "results").glob(f"{method}-*.json"))
-    measured = {}
-    for path in paths:
-        for row in files.load(path).summary():
-            measured[f"`{path.stem.removeprefix(f'{method}-')}`", f"`{row['method']}`"] = [
-                percent(row[kind]) for kind in ("global_accuracy", "local_accuracy")
-            ]
-    table = [cells for cells in rows(section(folder(method) / "README.md", "Results")) if len(cells) == 4]
-    assert len(paths) > 3
-    assert {tuple(cells[:2]): cells[2:] for cells in table} == measured
 
 
 def test_fedhybs_search_on_the_page_is_that_of_the_benchmark() -> None:
@@ -350,21 +283,6 @@ def test_fedhybs_search_on_the_page_is_that_of_the_benchmark() -> None:
     table = [cells for cells in rows(section(folder("fedhyb") / "README.md", "Results")) if len(cells) == 3]
     assert {cells[0]: cells[2] for cells in table} == document
 
-
-def test_fedhybs_rounds_on_the_page_are_those_of_the_benchmark() -> None:
-    runs = files.load(ROOT / "benchmarks" / "results" / "fedhyb-digits-10.json").by_method()
-    last = {run.seed: run.last["global_accuracy"] or 0.0 for run in runs["fedavg"]}
-    measured = {}
-    for method, each in runs.items():
-        cells = []
-        for share in (0.7, 0.8, 0.9, 1.0):
-            numbers = [run.rounds_to(share * last[run.seed]) for run in each]
-            reached = [number for number in numbers if number is not None]
-            part = "" if len(reached) == len(numbers) else f" ({len(reached)} of {len(numbers)} seeds)"
-            cells.append(f"{sum(reached) / len(reached):.2f}{part}" if reached else "–")
-        measured[f"`{method}`"] = cells
-    table = [cells for cells in rows(section(folder("fedhyb") / "README.md", "Results")) if len(cells) == 5]
-    assert {cells[0]: cells[1:] for cells in table} == measured
 
 
 def test_the_cost_of_narrow_passes_on_the_page_is_that_of_the_benchmark() -> None:
@@ -407,14 +325,6 @@ def test_what_a_step_of_the_matrix_costs_on_the_page_is_that_of_the_benchmark() 
     table = [cells for cells in rows(section(folder("ktpfl") / "README.md", "Equations")) if len(cells) == 4]
     assert {cells[0]: cells[1:] for cells in table} == measured
 
-
-def test_what_ktpfl_sends_on_the_page_is_that_of_the_benchmark() -> None:
-    table = [cells for cells in rows(section(folder("ktpfl") / "README.md", "Results")) if len(cells) == 5]
-    assert len(table) > 4
-    for _, run, method, *shown in table:
-        found = files.load(ROOT / "benchmarks" / "results" / f"ktpfl-{run.strip('`')}.json").summary()
-        (row,) = (each for each in found if each["method"] == method.strip("`"))
-        assert shown == [f"{row[kind]['mean'] / 1e6:.3f}" for kind in ("bytes_up", "bytes_down")], run
 
 
 def test_the_speed_of_refinement_on_the_page_is_that_of_the_benchmark() -> None:
