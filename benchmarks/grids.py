@@ -338,7 +338,6 @@ GRIDS = {
 }
 NOT_RUN = (
     "batchnorm-resnet8",
-    "decay-mlp",
     "feddkc-order",
     "fedhyb-digits",
     "fedhyb-search",
