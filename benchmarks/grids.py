@@ -339,7 +339,6 @@ GRIDS = {
 NOT_RUN = (
     "batchnorm-resnet8",
     "feddkc-order",
-    "fedhyb-digits",
     "fedhyb-search",
     "ktpfl-precision",
 )

@@ -35,6 +35,7 @@ PROGRAMS = {
     "aggregation.json": ["aggregation.py", "--out"],
     "baselines": ["accuracy.py", "--group", "baselines", "--out"],
     "bytes.json": ["bytes.py", "--out"],
+    "clipping.json": ["clipping.py", "--out"],
     "distill.json": ["distill.py", "--out"],
     "ktpfl.json": ["ktpfl.py", "--out"],
     "load.json": ["load.py", "--nodes", "8", "--out"],

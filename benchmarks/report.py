@@ -455,6 +455,8 @@ MEASURED_AS = {
     "global_accuracy": "global",
     "local_accuracy": "local",
     "trained_accuracy": "local, before the distillation",
+    "common_accuracy": "common",
+    "server_accuracy": "server",
     "test_accuracy": "global, test set",
 }
 
@@ -486,6 +488,23 @@ def grid(name: str, *metrics: str) -> str:
     header = ["setting", "seeds"]
     header += [text for metric in metrics for text in (f"{labels[metric]} %", f"over `{control}`")]
     return f"{markdown(header, rows)}\n\n{made_with(f'grid-{name}')}"
+
+
+def clipping(*rounds: str) -> str:
+    """Return the share of elements beyond FedHKD's ζ in some rounds, by the extractor's last layer."""
+    made: dict[str, list[dict[str, Any]]] = {}
+    for row in document("clipping")["rows"]:
+        made.setdefault(row["feature-layer"], []).append(row)
+    lines = [
+        [
+            f"`{layer}`",
+            *(percent([row["share"][int(number) - 1] for row in rows]) for number in rounds),
+            percent([row["global_accuracy"] for row in rows]),
+        ]
+        for layer, rows in made.items()
+    ]
+    header = ("last layer", *(f"beyond ζ in round {number} %" for number in rounds), "global %")
+    return f"{markdown(header, lines)}\n\n{made_with('clipping')}"
 
 
 def named(lines: list[list[str]]) -> str:
@@ -582,6 +601,7 @@ TABLES: dict[str, Callable[..., str]] = {
     "growth": growth,
     "model-store": model_store,
     "grid": grid,
+    "clipping": clipping,
     "made-with": made_with,
     "robustness": robustness,
     "robustness-imitation": robustness_imitation,
