@@ -703,7 +703,7 @@ def draw_accuracy() -> Figure:
 IN_PICTURES = {
     "feddkc": "table-5",
     "fedhead": "table-2",
-    "fedhkd": "table-2",
+    "fedhkd": "table-1",
     "fedhyb": "table-1",
     "ktpfl": "table-1",
 }
