@@ -336,7 +336,7 @@ GRIDS = {
     "ktpfl-rate": ktpfl_rate,
     "ktpfl-precision": ktpfl_precision,
 }
-NOT_RUN = ("batchnorm-resnet8", "feddkc-order", "fedhyb-search")
+NOT_RUN = ("feddkc-order",)
 """Grids without a result, for which there was no time."""
 
 

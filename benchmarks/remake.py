@@ -9,7 +9,6 @@ Usage: python benchmarks/remake.py [--list]
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
 import subprocess
@@ -23,11 +22,11 @@ from flwr_kd.results import files
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-SEARCH_SCRIPT, GPU_SCRIPT = "fedhyb_search", "gpu"
+GPU_SCRIPT = "gpu"
 SCRIPTS = {
     path.stem.replace("_", "-"): path.stem
     for path in sorted((ROOT / "benchmarks").glob("*.sh"))
-    if path.stem not in (SEARCH_SCRIPT, GPU_SCRIPT)
+    if path.stem != GPU_SCRIPT
 }
 """Shell scripts, by what their results' names begin with; each writes a folder of results."""
 PROGRAMS = {
@@ -50,7 +49,6 @@ PROGRAMS = {
     "targets-ktpfl.json": ["ktpfl_targets.py", "--out"],
 }
 """Programs, by the result that each writes. `load.py --before` needs an earlier version beside this one."""
-SEARCH = "search-fedhyb.json"
 TABLES = reproduce.RESULTS.name
 GRIDS_PROGRAM = "grids.py"
 PROGRAMS |= {
@@ -69,10 +67,6 @@ def main() -> None:
     for name in () if options.list else wanted:
         if name in PROGRAMS:
             call([sys.executable, *PROGRAMS[name], str(RESULTS / name)])
-        elif name == SEARCH:
-            folder = ROOT / "runs" / "fedhyb-search"
-            call(["bash", f"{SEARCH_SCRIPT}.sh", str(folder)])
-            collect_search(folder)
         else:
             folder = ROOT / "runs" / name
             call(["bash", f"{SCRIPTS[name]}.sh", str(folder)])
@@ -91,12 +85,12 @@ def missing() -> list[str]:
     """Return what has no result."""
     programs = [name for name in PROGRAMS if not (RESULTS / name).exists()]
     scripts = [name for name in SCRIPTS if not list(RESULTS.glob(f"{name}-*.json"))]
-    return [*programs, *scripts, *([] if (RESULTS / SEARCH).exists() else [SEARCH])]
+    return [*programs, *scripts]
 
 
 def family(name: str) -> str | None:
     """Return what a result is made by; None if by nothing here."""
-    if name in PROGRAMS or name in (SEARCH, TABLES):
+    if name in PROGRAMS or name == TABLES:
         return name
     return next((prefix for prefix in SCRIPTS if name.startswith(f"{prefix}-")), None)
 
@@ -106,20 +100,6 @@ def call(words: list[str]) -> None:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1"}
     subprocess.run(words, check=True, cwd=ROOT / "benchmarks", env=environment)
-
-
-def collect_search(folder: Path) -> None:
-    """Write the last accuracies of all runs of FedHyb's search into one file."""
-    comparisons = {path.parent.name: files.load(path) for path in sorted(folder.glob(f"*/{files.FILE_NAME}"))}
-    document = {
-        "command": "benchmarks/fedhyb_search.sh",
-        "versions": next(iter(comparisons.values())).versions,
-        **{
-            kind: {name: comparison.summary()[0][kind] for name, comparison in comparisons.items()}
-            for kind in ("global_accuracy", "local_accuracy")
-        },
-    }
-    (RESULTS / SEARCH).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -543,8 +543,7 @@ def command_of(name: str) -> str:
         program, *words = remake.PROGRAMS[family]
         name = f" {words[0]}" if program == remake.GRIDS_PROGRAM else ""
         return f"python benchmarks/{program}{name}"
-    script = remake.SEARCH_SCRIPT if family == remake.SEARCH else remake.SCRIPTS[str(family)]
-    return f"benchmarks/{script}.sh"
+    return f"benchmarks/{remake.SCRIPTS[str(family)]}.sh"
 
 
 def printed(name: str) -> str:

@@ -271,20 +271,6 @@ def test_commands_parse(page: str, line: str) -> None:
         assert any(setting.partition("=")[0].replace("-", "_") in c.field_types() for c in configured)
 
 
-
-
-
-def test_fedhybs_search_on_the_page_is_that_of_the_benchmark() -> None:
-    path = ROOT / "benchmarks" / "results" / "search-fedhyb.json"
-    document = {
-        f"`{name}`": f"{100 * each['mean']:.1f} ± {100 * each['std']:.1f}"
-        for name, each in json.loads(path.read_text(encoding="utf-8"))["global_accuracy"].items()
-    }
-    table = [cells for cells in rows(section(folder("fedhyb") / "README.md", "Results")) if len(cells) == 3]
-    assert {cells[0]: cells[2] for cells in table} == document
-
-
-
 def test_the_cost_of_narrow_passes_on_the_page_is_that_of_the_benchmark() -> None:
     document = json.loads((ROOT / "benchmarks" / "results" / "slim.json").read_text(encoding="utf-8"))
     models = [each for each in document["models"] if each["input_shape"] == [1, 28, 28]]
@@ -324,7 +310,6 @@ def test_what_a_step_of_the_matrix_costs_on_the_page_is_that_of_the_benchmark() 
     }
     table = [cells for cells in rows(section(folder("ktpfl") / "README.md", "Equations")) if len(cells) == 4]
     assert {cells[0]: cells[1:] for cells in table} == measured
-
 
 
 def test_the_speed_of_refinement_on_the_page_is_that_of_the_benchmark() -> None:

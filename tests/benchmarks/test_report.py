@@ -135,10 +135,7 @@ def test_what_is_missing_is_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     """Results of a script's folders are put in their place, by the name of each."""
     remake = program("remake", monkeypatch)
     (tmp_path / "results").mkdir()
-    for name in (
-        *remake.PROGRAMS,
-        remake.SEARCH,
-    ):
+    for name in remake.PROGRAMS:
         (tmp_path / "results" / name).write_text("{}")
     (tmp_path / "results" / "slim.json").unlink()
     called = []
