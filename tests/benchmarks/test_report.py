@@ -11,9 +11,10 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
+from matplotlib.figure import Figure
 
 from flwr_kd import registry
 from flwr_kd.results import files
@@ -78,6 +79,33 @@ def test_a_page_that_is_old_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert filled.endswith("\n\n<!-- end -->\n\nmore\n")
     assert report.filled(filled) == filled
     assert all(f"`{method}`" in filled for method in ("fedavg", "fedhkd", "ktpfl", "feddkc-skr"))
+
+
+def test_a_picture_that_is_old_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    report = program("report", monkeypatch)
+    shown = [{"cell": "a", "row": "fedavg", "ours": {"0": 50.0}}]
+    picture = report.Picture(tmp_path / "a.png", lambda: shown, lambda: Figure(figsize=(1, 1)))
+    assert picture.carried() is None
+    picture.write()
+    assert picture.carried() == picture.digest()
+    shown[0]["ours"] = {"0": 51.0}
+    assert picture.carried() != picture.digest()
+
+
+def test_a_tables_picture_has_its_numbers_in_percent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FedHKD's table prints shares of 1: ours are in percent, and so are the printed ones beside them."""
+    tables = program("paper_tables", monkeypatch)
+    panels: dict[str, list[Any]] = {}
+    monkeypatch.setattr(tables.beside_printed, "figure", lambda found, title: panels.update(found))
+    tables.figure(RESULTS / "papers", "fedhkd/table-1")
+    document = json.loads((RESULTS / "papers" / "fedhkd-table-1.json").read_text("utf-8"))
+    assert list(panels) == ["local %", "global %"]
+    groups = {(name, group.name): group for name, each in panels.items() for group in each}
+    for cell in document["cells"]:
+        group = groups[f"{cell['measure']} %", cell["cell"]]
+        assert group.ours[cell["row"]] == list(cell["ours"].values())
+        if cell["printed"] is not None:
+            assert group.printed[cell["row"]] == pytest.approx(100 * float(cell["printed"]))
 
 
 def test_what_it_takes_to_reach_the_target(monkeypatch: pytest.MonkeyPatch) -> None:
