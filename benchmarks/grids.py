@@ -49,6 +49,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from controls import LIGHT, STEPS
 from torch import Tensor
 
 from flwr_kd import registry
@@ -114,6 +115,13 @@ class Grid:
     tested: bool = False
 
 
+def searched(cells: dict[str, Cell]) -> Grid:
+    """Return a search for FedHyb, beside FedAvg."""
+    experiment = {"dataset": "digits", "model": "cnn", "partition": "inner-dirichlet:0.5", "validation": True}
+    cells = {"fedavg": Cell("fedavg", ("lr-decay=1",)), **cells}
+    return Grid("fedavg", cells, (10, 11), experiment, ("local-epochs=5", "batch-size=16"))
+
+
 def fedhyb_server() -> Grid:
     """Epochs and learning rate of the server's distillation; ten rounds, as in the tables. Some 13 minutes."""
     tried = {
@@ -121,20 +129,19 @@ def fedhyb_server() -> Grid:
         5: ("1e-5", "3e-5", "1e-4", "1e-3"),
         20: ("1e-5", "1e-4", "1e-3"),
     }
-    cells = {"fedavg": Cell("fedavg", ("lr-decay=1",))}
+    cells = {}
     for epochs, rates in tried.items():
         for rate in rates:
             settings = (f"server-epochs={epochs}", f"server-learning-rate={rate}")
             cells[f"epochs-{epochs}-rate-{rate}"] = Cell("fedhyb-3", settings)
-    experiment = {"dataset": "digits", "model": "cnn", "partition": "inner-dirichlet:0.5", "validation": True}
-    return Grid("fedavg", cells, (10, 11), experiment, ("local-epochs=5", "batch-size=16"))
+    return searched(cells)
 
 
 def fedhyb_search() -> Grid:
     """All of FedHyb's values but the server's epochs and rate; ten rounds, as in the tables. Some 20 minutes."""
     server = {"logits-weight": ("0", "0.1", "10"), "feature-weight": ("0", "0.01", "1", "10")}
     client = {"self-weight": ("0", "0.03", "0.3", "1"), "min-width": ("0.25", "0.8")}
-    cells = {"fedavg": Cell("fedavg", ("lr-decay=1",))}
+    cells = {}
     for method, values in (("fedhyb-3", server), ("fedhyb-2", client)):
         cells[method] = Cell(method)
         for name, tried in values.items():
@@ -145,8 +152,7 @@ def fedhyb_search() -> Grid:
         cells[f"fedhyb-2-degrees-{degrees}"] = Cell("fedhyb-2", settings)
     for name in ("detach-target", "detach-weight"):
         cells[f"fedhyb-2-{name}-false"] = Cell("fedhyb-2", (f"{name}=false",))
-    experiment = {"dataset": "digits", "model": "cnn", "partition": "inner-dirichlet:0.5", "validation": True}
-    return Grid("fedavg", cells, (10, 11), experiment, ("local-epochs=5", "batch-size=16"))
+    return searched(cells)
 
 
 def fedhkd() -> Grid:
@@ -240,7 +246,6 @@ def fedhyb_digits() -> Grid:
 
 def feddkc_order() -> Grid:
     """Both orders at the server, and the features' precision; 20 rounds of 3 epochs. Some 15 minutes."""
-    light = ",".join(f"resnet{layers}-pooled" for layers in (2, 4, 6, 10, 12))
     cells = {}
     for method in ("fedgkt", "feddkc-kkr"):
         for order in ("pooled", "client-by-client"):
@@ -248,13 +253,12 @@ def feddkc_order() -> Grid:
         cells[f"{method}-pooled-float16"] = Cell(method, ("server-order=pooled", "feature-dtype=float16"))
     experiment = {
         "dataset": "digits",
-        "model": light,
+        "model": LIGHT,
         "partition": "dirichlet:0.5",
         "clients": 5,
         "rounds": 20,
     }
-    common = ("batch-size=64", "local-epochs=3", "server-epochs=3")
-    return Grid("fedgkt-pooled", cells, (0, 1, 2), experiment, common)
+    return Grid("fedgkt-pooled", cells, (0, 1, 2), experiment, STEPS)
 
 
 GROUPS = {"dataset": "digits", "model": "mlp", "partition": "ktpfl-1:15"}

@@ -61,11 +61,10 @@ def of_paper(folder: Path, paper: str) -> str:
     return "\n".join(lines).rstrip()
 
 
-def figure(folder: Path, name: str) -> Figure:
+def figure(document: Document) -> Figure:
     """Draw an experiment's numbers beside the printed ones: a panel per measure, a group per cell."""
-    document = loaded(folder)[name]
-    paper, _, key = name.partition("/")
-    (experiment,) = (each for each in library.papers()[paper][1] if each.id == key)
+    name = document["experiment"]
+    _, experiment = library.find(name)
     panels: dict[str, list[Group]] = {}
     for measure, cells in _by_measure(document["cells"]).items():
         factor = points(experiment, measure)

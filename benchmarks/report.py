@@ -699,7 +699,7 @@ def draw_accuracy() -> Figure:
     return figure
 
 
-IN_PICTURES = {
+SHOWN_TABLES = {
     "feddkc": "table-5",
     "fedhead": "table-2",
     "fedhkd": "table-1",
@@ -710,17 +710,17 @@ IN_PICTURES = {
 
 
 def of_table(paper: str, table: str) -> Picture:
-    name, folder = f"{paper}/{table}", RESULTS / "papers"
+    name = f"papers/{paper}-{table}"
     return Picture(
         ROOT / "strategies" / paper / "results.png",
-        lambda: paper_tables.loaded(folder)[name]["cells"],
-        lambda: paper_tables.figure(folder, name),
+        lambda: document(name)["cells"],
+        lambda: paper_tables.figure(document(name)),
     )
 
 
 PICTURES = (
     Picture(ROOT / "docs" / "accuracy.png", shown_accuracy, draw_accuracy),
-    *(of_table(*names) for names in IN_PICTURES.items()),
+    *(of_table(*names) for names in SHOWN_TABLES.items()),
 )
 
 

@@ -97,8 +97,8 @@ def test_a_tables_picture_has_its_numbers_in_percent(monkeypatch: pytest.MonkeyP
     tables = program("paper_tables", monkeypatch)
     panels: dict[str, list[Any]] = {}
     monkeypatch.setattr(tables.beside_printed, "figure", lambda found, title: panels.update(found))
-    tables.figure(RESULTS / "papers", "fedhkd/table-1")
     document = json.loads((RESULTS / "papers" / "fedhkd-table-1.json").read_text("utf-8"))
+    tables.figure(document)
     assert list(panels) == ["local %", "global %"]
     groups = {(name, group.name): group for name, each in panels.items() for group in each}
     for cell in document["cells"]:
