@@ -5,6 +5,8 @@ that no client has) and seeds that no table uses, at the reported round.
 
 `fedhkd`: FedHKD's λ, γ, ν and noise, on validation data and seeds that no table uses, at the reported round.
 
+`fedhkd-controls-ALPHA`: what the search found, on the test set, beside the same without knowledge.
+
 `batchnorm-MODEL`: BatchNorm of the student (`distill-batchnorm`) in FedDF, FedHEAD and FedHEAD+, with ResNet8 and
 with an MLP. Accuracies on validation data, which decide the default, and those of the same models on the whole test
 set.
@@ -49,10 +51,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from controls import LIGHT, STEPS
 from torch import Tensor
 
 from flwr_kd import registry
+from flwr_kd.config import KNOWLEDGE
 from flwr_kd.distillation.config import AVERAGES, BATCHNORMS
 from flwr_kd.experiments.data import bundle_of
 from flwr_kd.experiments.evaluation import evaluator
@@ -191,6 +193,29 @@ def fedhkd_cell(noise: str, threshold: str, classifier: str, gamma: str) -> str:
     return f"noise-{noise}-threshold-{threshold}-weights-{weights}"
 
 
+FOUND = {
+    "lambda-2": ("classifier-weight=2", "gamma=0"),
+    "both-0.5": ("classifier-weight=0.5", "gamma=0.5"),
+}
+"""FedHKD's weights that the search found: λ alone, and both."""
+CONTROLS = KNOWLEDGE[1:]
+
+
+ALPHAS = ("0.1", "0.5")
+
+
+def fedhkd_controls(alpha: str) -> Grid:
+    """FedHKD's settings of the search and their controls; twenty rounds. Some four minutes."""
+    cells = {name: Cell(name) for name in ("fedavg", "fedhkd")}
+    for name, weights in FOUND.items():
+        settings = ("noise=none", "threshold=0.05", *weights)
+        cells[name] = Cell("fedhkd", settings)
+        for control in CONTROLS:
+            cells[f"{name}-{control}"] = Cell("fedhkd", (*settings, f"client-knowledge={control}"))
+    experiment = {"dataset": "digits", "partition": f"inner-dirichlet:{alpha}", "rounds": 20}
+    return Grid("fedavg", cells, (0, 1, 2, 3, 4), experiment)
+
+
 def batchnorm(model: str, seeds: tuple[int, ...]) -> Grid:
     """The student's BatchNorm; some 5 minutes with the MLP, and half an hour with ResNet8."""
     cells = {"fedavg": Cell("fedavg")}
@@ -242,6 +267,11 @@ def fedhyb_digits() -> Grid:
         "public_limit": 500,
     }
     return Grid("fedavg", cells, (0, 1, 2), experiment, settings)
+
+
+LIGHT = ",".join(f"resnet{depth}-pooled" for depth in (2, 4, 6, 10, 12))
+# Batches of 64 and three epochs: a client has some 200 samples, which are less than one of the paper's batches.
+STEPS = ("batch-size=64", "local-epochs=3", "server-epochs=3", "server-order=client-by-client")
 
 
 def feddkc_order() -> Grid:
@@ -330,6 +360,7 @@ GRIDS = {
     "fedhyb-server": fedhyb_server,
     "fedhyb-search": fedhyb_search,
     "fedhkd": fedhkd,
+    **{f"fedhkd-controls-{alpha}": functools.partial(fedhkd_controls, alpha) for alpha in ALPHAS},
     "batchnorm-resnet8": functools.partial(batchnorm, "resnet8", (0, 1, 2)),
     "batchnorm-mlp": functools.partial(batchnorm, "mlp-bn", (0, 1, 2)),
     "feddf-average": feddf_average,
@@ -340,7 +371,7 @@ GRIDS = {
     "ktpfl-rate": ktpfl_rate,
     "ktpfl-precision": ktpfl_precision,
 }
-NOT_RUN = ("feddkc-order",)
+NOT_RUN = ("feddkc-order", *(f"fedhkd-controls-{alpha}" for alpha in ALPHAS))
 """Grids without a result, for which there was no time."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 from pathlib import Path
 from types import ModuleType
@@ -107,3 +108,37 @@ def test_fedhybs_defaults_are_the_best_of_its_search() -> None:
     } == chosen
     rates = sorted(float(cell["settings"][-1].partition("=")[2]) for cell in cells.values())
     assert rates[0] < config.server_learning_rate < rates[-1]
+
+
+def test_a_control_is_its_cell_without_knowledge(grids: ModuleType) -> None:
+    for alpha in grids.ALPHAS:
+        grid = grids.GRIDS[f"fedhkd-controls-{alpha}"]()
+        sent = {
+            name: registry.get(cell.method).config([*grids.own_settings(grid, cell)]).to_wire()
+            for name, cell in grid.cells.items()
+        }
+        assert len(sent) == 2 + 3 * len(grids.FOUND)
+        for name, control in itertools.product(grids.FOUND, ("uniform", "permuted")):
+            assert sent[name] != sent["fedhkd"]
+            assert sent[f"{name}-{control}"] == {**sent[name], "client-knowledge": control}
+
+
+def test_fedhkds_search_shows_all_its_cells(grids: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    report = importlib.import_module("report")
+    grid = grids.fedhkd()
+    assert len(grid.cells) == 1 + len({*grids.fedhkd_settings()})
+    shown: list[str] = []
+    cells = {
+        name: {"seeds": {seed: {"global_accuracy": 0.5} for seed in ("10", "11")}} for name in grid.cells
+    }
+
+    class Noting(dict):  # type: ignore[type-arg]
+        def get(self, name: str, default: object = None) -> object:
+            shown.append(name)
+            return super().get(name, default)
+
+    monkeypatch.setattr(report, "document", lambda name: {"cells": Noting(cells)})
+    monkeypatch.setattr(report, "made_with", lambda name: "made")
+    table = report.fedhkd_search()
+    assert {*shown} >= {*grid.cells} - {"fedavg"}
+    assert "| 0.2 | +0.0 / +0.0 | " in table
