@@ -29,8 +29,9 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, get_args, get_type_hints
 
@@ -162,12 +163,29 @@ def read_run_form(path: Path) -> RunForm:
         if "kind" in values:
             from flwr_kd.experiments.papers import library, rules
 
-            return rules.taken(library.read_file(path))
-        return build(RunForm, values, str(path))
+            experiment = library.read_file(path)
+            if not experiment.trained:
+                raise ConfigError(f"{path} trains nothing: `flwr-kd reproduce` computes what it is about")
+            return rules.taken(experiment)
+        form = build(RunForm, values, str(path))
+        if values.get("seeds") == []:
+            raise ConfigError(f"{path}: seeds must have at least one number: leave it out for 0, 1 and 2")
+        _check_settings(form, path)
+        return form
     try:
         return _of_result(files.load(path))
     except FileNotFoundError:
         raise ConfigError(f"{path} cannot be read: there is no such file") from None
+
+
+def _check_settings(form: RunForm, path: Path) -> None:
+    """Check names and types of options, and say where they are."""
+    of_cells = {f"run {cell.id!r}: ": cell.settings for cell in form.run}
+    for where, settings in {"": form.settings, **of_cells}.items():
+        try:
+            option_values(settings)
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {where}settings: {error}") from None
 
 
 def _of_result(result: Comparison) -> RunForm:
@@ -234,33 +252,48 @@ def planned(
     form : RunForm
         With at least one method, unless ``methods`` has some.
     settings : mapping, optional
-        Options by field that win over the form's, such as the command line's.
+        Options by field that win over the form's, such as the command line's. One of the grid has no other values.
     assignments : sequence of str
-        Hyper-parameters as ``name=value`` that win over the form's, for the methods that have them.
+        Hyper-parameters as ``name=value`` that win over the form's, for the methods that have them. One of the grid
+        has no other values.
     methods : sequence of str
         In place of the form's.
 
     Raises
     ------
     ConfigError
-        If a name or a value is not allowed.
+        If a name or a value is not allowed, or ``settings`` or ``assignments`` replace all in which two comparisons
+        or two rows differ.
     """
     names = tuple(methods) or form.methods
     if not names:
         raise ConfigError("there is no method to run: name one, or give the file `methods`")
+    for name, named in form.named.items():
+        _check_named(name, named)
     of_options, of_methods = _divided(form.grid)
+    of_options = {name: values for name, values in of_options.items() if _field(name) not in (settings or {})}
     for name in of_methods:
         if name and name not in names:
             raise ConfigError(f"grid.{name}: {unknown_name('row', name, names)}")
     cells = form.run or (Cell(id=""),)
-    found = []
+    if repeated := [name for name, count in Counter(cell.id for cell in cells).items() if count > 1]:
+        raise ConfigError(f"run: two comparisons have the id {repeated[0]!r}: give one of them another")
+    found: list[Planned] = []
     for cell, values in itertools.product(cells, _combinations(of_options)):
         chosen = {**option_values({**form.settings, **cell.settings, **values}), **(settings or {})}
         entries = entries_of(form, names, cell.set, assignments=assignments, grid=of_methods)
+        if "model" in (settings or {}):
+            entries = tuple(replace(entry, model=None) for entry in entries)
+        if settings or assignments:
+            _check_differ(
+                [(each.name, (each.method.name, each.config, each.model)) for each in entries], "rows"
+            )
         place = " ".join(
             [*([cell.id] if cell.id else []), *(f"{key}={value}" for key, value in values.items())]
         )
         found.append(Planned(id=re.sub(r"[^\w .,=+-]", "-", place), settings=chosen, entries=entries))
+    if settings:
+        _check_differ([(each.id, (each.settings, each.entries)) for each in found], "comparisons")
     return found
 
 
@@ -297,16 +330,20 @@ def entries_of(
     for key in form.hyperparameters:
         if key != "all" and key not in form.named:
             registry.get(key)
-    shared = {**form.hyperparameters.get("all", {}), **(more or {})}
-    _check_known([*shared, *(grid or {}).get("", {})], methods)
+    general = (grid or {}).get("", {})
+    _check_known([*form.hyperparameters.get("all", {}), *(more or {})], methods)
+    _check_known([*general], methods, "option or hyper-parameter", _options())
     if assignments:
         configs_of(methods, assignments)
     entries = []
     for name, row in rows.items():
-        # What a row is named for is not spread.
-        general = {key: each for key, each in (grid or {}).get("", {}).items() if key not in row.set}
-        of_grid = _having(row.method, {**general, **(grid or {}).get(name, {})})
-        for values in _combinations(of_grid):
+        own = (grid or {}).get(name, {})
+        _check_own(name, row.method, own)
+        assigned = row.method.config_class.read_texts(settings_of(row.method, assignments))
+        # What a row is named for is not spread, nor what is assigned.
+        spread = {**{key: each for key, each in general.items() if key not in row.set}, **own}
+        kept = {key: each for key, each in spread.items() if _field(key) not in map(_field, assigned)}
+        for values in _combinations(_having(row.method, kept)):
             layers = (
                 _having(row.method, form.hyperparameters.get("all", {})),
                 form.hyperparameters.get(row.method.name, {}),
@@ -314,7 +351,7 @@ def entries_of(
                 _having(row.method, more or {}),
                 row.set,
                 values,
-                row.method.config_class.read_texts(settings_of(row.method, assignments)),
+                assigned,
             )
             label = ", ".join([name, *(f"{key}={value}" for key, value in values.items())])
             entries.append(Entry(row.method, _config(row.method, layers, name), label, row.model))
@@ -339,6 +376,30 @@ def _row_of(form: RunForm, name: str) -> _Row:
     return _Row(known[name], {}, None)
 
 
+def _check_named(name: str, named: Named) -> None:
+    """Refuse the name of another method, or of what there is not."""
+    try:
+        method = registry.get(named.method)
+    except ConfigError as error:
+        raise ConfigError(f"named.{name}.method: {error}") from None
+    others = {**{each: each for each in registry.methods()}, ALONE: ALONE_BY}
+    if others.get(name, method.name) != method.name:
+        raise ConfigError(
+            f"named.{name}: {name} is a method, and this row is {method.name}: give the row another name"
+        )
+
+
+def _check_differ(found: Sequence[tuple[str, object]], what: str) -> None:
+    """Refuse runs that differ in nothing but their names, since the command line replaces what they differ in."""
+    for number, (name, values) in enumerate(found):
+        for other, others in found[:number]:
+            if values == others:
+                raise ConfigError(
+                    f"the {what} {other!r} and {name!r} are the same with the options of the command line, which "
+                    "replace what they differ in: leave out the option, or name one of them only"
+                )
+
+
 def _field(key: str) -> str:
     return key.replace("-", "_")
 
@@ -353,12 +414,32 @@ def _having(method: registry.Method, values: Mapping[str, T]) -> dict[str, T]:
     }
 
 
-def _check_known(keys: Sequence[str], methods: Sequence[registry.Method]) -> None:
+def _check_known(
+    keys: Sequence[str],
+    methods: Sequence[registry.Method],
+    what: str = "hyper-parameter",
+    others: Sequence[str] = (),
+) -> None:
     known = {each for method in methods for each in method.config_class.field_types()}
     for key in keys:
         if _field(key) not in known:
-            names = sorted(name.replace("_", "-") for name in known)
-            raise ConfigError(unknown_name("hyper-parameter", key, names, meant=meant(key, names)))
+            names = [*others, *sorted(name.replace("_", "-") for name in known)]
+            raise ConfigError(unknown_name(what, key, names, meant=meant(key, names)))
+
+
+def _options() -> list[str]:
+    return [each.name.replace("_", "-") for each in fields(ExperimentOptions)]
+
+
+def _check_own(name: str, method: registry.Method, grid: Mapping[str, Sequence[Value]]) -> None:
+    """Refuse hyper-parameters of a row's grid that its method does not have, or fixes."""
+    try:
+        _check_known([*grid], [method])
+    except ConfigError as error:
+        raise ConfigError(f"grid.{name}: {error}") from None
+    for key in grid:
+        if (fixed := method.fixed.get(_field(key))) is not None:
+            raise ConfigError(f"grid.{name}: {key} is fixed at {fixed} by {method.name}")
 
 
 def _config(method: registry.Method, layers: Sequence[Mapping[str, Value]], name: str) -> MethodConfig:
@@ -380,7 +461,7 @@ def _divided(
     grid: Mapping[str, Any],
 ) -> tuple[dict[str, list[Value]], dict[str, dict[str, list[Value]]]]:
     """Return the values of options, and those of hyper-parameters by row."""
-    options = {each.name.replace("_", "-") for each in fields(ExperimentOptions)}
+    options = _options()
     of_options: dict[str, list[Value]] = {}
     of_rows: dict[str, dict[str, list[Value]]] = {"": {}}
     for key, values in grid.items():
@@ -394,7 +475,9 @@ def _divided(
 
 
 def _listed(where: str, values: object) -> list[Value]:
-    if not isinstance(values, list) or not values or not all(isinstance(each, Value) for each in values):
+    if values == []:
+        raise ConfigError(f"{where} must have at least one value, got an empty list")
+    if not isinstance(values, list) or not all(isinstance(each, Value) for each in values):
         raise ConfigError(f"{where} must be a list of values, got {shown(values)}")
     return values
 

@@ -79,6 +79,47 @@ def test_a_grid_of_hyperparameters_labels_rows(tmp_path: Path) -> None:
     assert [row.config.to_wire()["gamma"] for row in rows[2:]] == [0.0, 0.2, 0.5]
 
 
+def test_what_the_caller_gives_replaces_the_grids_values(tmp_path: Path) -> None:
+    """A label or a folder with another value than the one that was used would be a lie."""
+    text = TEXT + "[grid]\ngamma = [0.0, 0.2]\nbatch-size = [8, 16]\npartition = ['iid', 'dirichlet:1']\n"
+    own = text.replace("[grid]", "[grid.fedhkd]\ntemperature = [1.0, 2.0]\n[grid]")
+    plan = one(
+        form(tmp_path, own),
+        settings={"partition": "iid"},
+        assignments=["gamma=0.3", "batch_size=4", "temperature=3"],
+        methods=["fedavg", "fedhkd"],
+    )
+    assert (plan.id, plan.settings["partition"]) == ("", "iid")
+    assert [row.name for row in plan.entries] == ["fedavg", "fedhkd"]
+    assert [row.config.batch_size for row in plan.entries] == [4, 4]
+    assert plan.entries[1].config.to_wire()["temperature"] == 3
+
+
+def test_rows_that_the_callers_values_make_equal_are_refused(tmp_path: Path) -> None:
+    """The names of a result's rows say in what they differ."""
+    text = TEXT.replace('model = "lenet"', "")
+    with pytest.raises(ConfigError, match="the rows 'fedhkd' and 'strong' are the same"):
+        planned(form(tmp_path, text), assignments=["gamma=0.3"])
+    assert len(planned(form(tmp_path, TEXT), assignments=["gamma=0.3"])) == 1
+    with pytest.raises(ConfigError, match="the rows 'fedhkd' and 'strong' are the same"):
+        planned(form(tmp_path, TEXT), assignments=["gamma=0.3"], settings={"model": "mlp"})
+    cells = "[[run]]\nid = 'a'\nsettings = { clients = 3 }\n[[run]]\nid = 'b'\n"
+    with pytest.raises(ConfigError, match="the comparisons 'a' and 'b' are the same"):
+        planned(form(tmp_path, TEXT + cells), settings={"clients": 4})
+
+
+def test_the_callers_model_is_that_of_all_rows(tmp_path: Path) -> None:
+    plan = one(form(tmp_path), settings={"model": "mlp"})
+    assert [row.model for row in plan.entries] == [None, None, None]
+    assert plan.settings["model"] == "mlp"
+
+
+def test_what_trains_nothing_is_refused() -> None:
+    file = Path(__file__).resolve().parents[2] / "strategies" / "fedhkd" / "experiments" / "section-4.3.toml"
+    with pytest.raises(ConfigError, match="trains nothing: `flwr-kd reproduce` computes"):
+        read_run_form(file)
+
+
 def test_a_grid_of_options_makes_comparisons(tmp_path: Path) -> None:
     text = TEXT + '[grid]\npartition = ["iid", "dirichlet:0.1"]\nrounds = [1, 2]\n'
     plans = planned(form(tmp_path, text))
@@ -126,7 +167,40 @@ def test_cells_are_comparisons_with_their_settings(tmp_path: Path) -> None:
             "[grid]\ngamma = 1\n[named.strong]",
             r"grid.gamma must be a list of values, got 1",
         ),
-        ("[named.strong]", "[grid]\ngama = [1]\n[named.strong]", r"unknown hyper-parameter 'gama'"),
+        ("[named.strong]", "[grid]\ngama = [1]\n[named.strong]", r"unknown option or hyper-parameter 'gama'"),
+        (
+            "[named.strong]",
+            "[grid]\npartion = ['iid']\n[named.strong]",
+            r"unknown option or hyper-parameter 'partion' \(did you mean 'partition'\?\)",
+        ),
+        (
+            "[named.strong]",
+            "[grid]\npartition = []\n[named.strong]",
+            r"grid.partition must have at least one value, got an empty list",
+        ),
+        (
+            "[named.strong]",
+            "[grid.fedhkd]\ngama = [1]\n[named.strong]",
+            r"grid.fedhkd: unknown hyper-parameter 'gama' \(did you mean 'gamma'\?\)",
+        ),
+        (
+            '"fedhkd", "strong"]',
+            '"fedhkd-star", "strong"]\ngrid.fedhkd-star = { gamma = [1] }',
+            r"grid.fedhkd-star: gamma is fixed at 0.0 by fedhkd-star",
+        ),
+        ("[named.strong]", "[named.x]\nmethod = 'fedhdk'\n[named.strong]", r"named.x.method: unknown method"),
+        (
+            "[named.strong]",
+            "[named.fedavg]\nmethod = 'fedhkd'\n[named.strong]",
+            r"named.fedavg: fedavg is a method, and this row is fedhkd",
+        ),
+        ("[named.strong]", "[[run]]\nid = 'a'\n[[run]]\nid = 'a'\n[named.strong]", r"two .* the id 'a'"),
+        (
+            "[named.strong]",
+            "[[run]]\nid = 'a'\nsettings = { cleints = 2 }\n[named.strong]",
+            r"runs.toml: run 'a': settings: unknown option 'cleints'",
+        ),
+        ("seeds = [3]", "seeds = []", r"runs.toml: seeds must have at least one number"),
         ('methods = ["fedavg", "fedhkd", "strong"]', "", r"there is no method to run"),
     ],
 )
