@@ -28,13 +28,13 @@ from flwr_kd.measured_rounds import MeasuredRounds
 from flwr_kd.models import MODELS, build_model
 from flwr_kd.models.named import FORMS, build_named, check_named, is_named
 from flwr_kd.results.errors import ResultError
-from flwr_kd.results.measures import Target
+from flwr_kd.results.measures import ACCURACIES, Target
 from flwr_kd.seeding import derive_seed
 from flwr_kd.server.aggregation import Rule, knowledge_rule
 from flwr_kd.text import shown, unknown_name
 from flwr_kd.wording import option
 
-__all__ = ["Experiment", "attacker_ids"]
+__all__ = ["Experiment", "attacker_ids", "check_measured"]
 
 _NOT_SHARED = ("seed", "own", "ray_address")
 """Fields that a result's ``config`` lacks: each run has its own seed, and no number depends on an address."""
@@ -96,12 +96,7 @@ class Experiment(ExperimentOptions):
             whole_number("feature-dim", self.feature_dim, 1)
         if self.feature_layer is not None and self.feature_layer not in FEATURE_LAYERS:
             raise ConfigError(unknown_name("feature layer", self.feature_layer, FEATURE_LAYERS))
-        MeasuredRounds.parse(self.measure)
-        if self.target is not None:
-            try:
-                Target.parse(self.target)
-            except ResultError as error:
-                raise ConfigError(f"target: {error}") from None
+        check_measured(self)
         share("fraction-train", self.fraction_train, open_low=True)
         if self.imbalance is not None:
             number("imbalance", self.imbalance, 1)
@@ -234,6 +229,35 @@ class Experiment(ExperimentOptions):
         data = DataOptions.part_of(self)
         features = self.feature_dim, self.feature_layer
         return self.models[index % len(self.models)], features, self.seed, self.own, data
+
+
+def check_measured(options: ExperimentOptions) -> None:
+    """Check after which rounds is measured what, and that a run can say when the target was reached.
+
+    Raises
+    ------
+    ConfigError
+        If ``measure`` or ``target`` cannot be read, or the target's accuracy is not measured after each round.
+    """
+    measured = MeasuredRounds.parse(options.measure)
+    if options.target is None:
+        return
+    try:
+        target = Target.parse(options.target)
+    except ResultError as error:
+        raise ConfigError(f"target: {error}") from None
+    accuracy = ACCURACIES[target.metric]
+    every = option("measure", "every:1")
+    if options.test_fraction == 0 and accuracy.on_own_splits:
+        raise ConfigError(
+            f"target {options.target!r} needs the clients' own test splits, which a test-fraction of 0 leaves "
+            f"empty: take global accuracy, or common accuracy with {every}"
+        )
+    if accuracy.scheduled and measured.every != 1:
+        raise ConfigError(
+            f"target {options.target!r} needs the {accuracy.title} of each round, but measure is "
+            f"{options.measure!r}: set {every}, or take local or global accuracy"
+        )
 
 
 def _check_address(address: str, backend: str) -> None:

@@ -45,7 +45,7 @@ def main_table(comparison: Comparison, styles: Mapping[str, int]) -> Markup:
     ]
     notes = [*coverage(comparison)]
     if comparison.target is not None:
-        notes.append(f"target: {comparison.target.described}; a mean over the seeds that reach it")
+        notes.append(comparison.target_line)
     return element(
         "div",
         table(

@@ -33,6 +33,16 @@ class Accuracy(NamedTuple):
     of_client: bool = True
 
     @property
+    def scheduled(self) -> bool:
+        """Whether it is measured after the rounds of ``--measure`` only, by default the last."""
+        return self.name.startswith(("common_", "global_on_clients"))
+
+    @property
+    def on_own_splits(self) -> bool:
+        """Whether it is measured on the clients' own test splits."""
+        return self.name.startswith(("local_", "trained_", "server_", "global_on_clients"))
+
+    @property
     def header(self) -> str:
         """The title of a column in percent."""
         first, _, rest = self.title.rpartition(" ")
@@ -132,7 +142,9 @@ class Target(NamedTuple):
         >>> Target.parse("85"), Target.parse("global:62.5").metric
         (Target(percent=85.0, metric='local_accuracy'), 'global_accuracy')
         """
-        name, _, number = str(text).rpartition(":")
+        name, colon, number = str(text).rpartition(":")
+        if colon and not name.strip():
+            raise ResultError(f"there is no accuracy before the colon, got {text!r}")
         name = name.strip().replace("-", "_") or "local"
         metric = f"{name}_accuracy" if f"{name}_accuracy" in ACCURACIES else name
         (accuracy,) = chosen([metric])

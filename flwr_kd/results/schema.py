@@ -162,9 +162,10 @@ class RunResult:
         }
 
     def rounds_to(self, accuracy: float, metric: str = "global_accuracy") -> int | None:
-        """Return the first round that reaches an accuracy; None if none does.
+        """Return the first round that reaches an accuracy; None if none does, or if it is not known.
 
-        A number of rounds as in FedHyb's Table 2. It chooses no result on test data.
+        A number of rounds as in FedHyb's Table 2. It chooses no result on test data. Of an accuracy that is not
+        measured after each round the first round is not known, unless the one before was measured as well.
 
         Parameters
         ----------
@@ -186,10 +187,13 @@ class RunResult:
         """
         if metric not in ACCURACIES:
             raise ResultError(f"metric must be one of {', '.join(ACCURACIES)}, got {metric!r}")
+        known = True
         for result in self.rounds:
             value = getattr(result, metric)
             if value is not None and value >= accuracy:
-                return result.round
+                return result.round if known or not ACCURACIES[metric].scheduled else None
+            # A void round changes nothing that could have reached it.
+            known = value is not None or (known and result.participants == 0)
         return None
 
     def to_target(self, target: Target) -> dict[str, float | None]:
@@ -204,7 +208,7 @@ class RunResult:
         -------
         dict
             ``rounds_to_target``, ``bytes_to_target`` (up and down, all clients) and ``seconds_to_target``, of the
-            rounds up to that one; each None if it is not reached.
+            rounds up to that one; each None if it is not reached, or if it is not known when.
 
         Examples
         --------
@@ -282,6 +286,17 @@ class Comparison:
         """The accuracy to which rounds, bytes and seconds are counted: ``target`` of the config, if it has one."""
         text = self.config.get("target")
         return None if text is None else Target.parse(text)
+
+    @property
+    def target_line(self) -> str:
+        """What a table says of the target; empty without one."""
+        target = self.target
+        if target is None:
+            return ""
+        reached = any(run.rounds_to(target.percent / 100, target.metric) for run in self.runs)
+        return f"target: {target.described}; " + (
+            "a mean over the seeds that reach it" if reached else "no run reaches it"
+        )
 
     def by_method(self) -> dict[str, list[RunResult]]:
         """Return the runs by name, a label's or the method's, in the order in which the names first appear."""

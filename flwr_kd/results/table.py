@@ -63,7 +63,7 @@ def table(comparison: Comparison, columns: Sequence[str] = ()) -> Table:
         shown.add_row(Text(row["method"]), *(column.cell(row[column.name], of) for column in chosen))
     notes = [*coverage(comparison), *_without_test_set(comparison.config)]
     if comparison.target is not None:
-        notes.append(f"target: {comparison.target.described}; a mean over the seeds that reach it")
+        notes.append(comparison.target_line)
     shown.caption, shown.caption_justify = "\n".join(notes) or None, "left"
     return shown
 

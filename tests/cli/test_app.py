@@ -107,6 +107,8 @@ MISTAKES = [
     (["simulate", "fedavg", "--attack", "label-flip:10", "--attackers", "1"], ["TARGET must be in 0..9"]),
     (["simulate", "fedavg", "--imbalance", "0.5"], ["imbalance must be a finite number from 1, got 0.5"]),
     (["simulate", "fedavg", "--imbalance", "500"], ["imbalance factor 500 needs at least 500 samples of class 0"]),
+    (["simulate", "fedavg", "--target", "common:5"], ["needs the common accuracy of each", "--measure every:1"]),
+    (["simulate", "fedavg", "--target", "50", "--test-fraction", "0"], ["own test splits", "test-fraction of 0"]),
     (["simulate", "fedavg", "--image-size", "4"], ["cannot be padded to images of 4"]),
     (["simulate", "fedavg", "--augment", "mixup"], ["augment must be one of none, crop", "'mixup'"]),
     (["simulate", "feddkc-kkr", "--set", "target-peak=0.05"], ["target-peak must be in", "(0.1, 1)", "0.05"]),

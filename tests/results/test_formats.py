@@ -122,7 +122,7 @@ def test_a_row_has_as_many_cells_as_the_table_has_columns() -> None:
 def test_notes_follow() -> None:
     comparison = a_comparison(a_run())
     noted = Comparison({**comparison.config, "target": "local:85"}, {}, "", comparison.runs)
-    note = "target: local accuracy 85 %; a mean over the seeds that reach it"
+    note = "target: local accuracy 85 %; no run reaches it"
     assert markdown_text(noted).endswith(f"\n\n{note}\n")
     assert f"all clients. {note.replace('%', chr(92) + '%')}.}}" in latex_text(noted)
 

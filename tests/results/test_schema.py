@@ -334,12 +334,36 @@ def test_rounds_bytes_and_seconds_to_a_target():
         ("101", "must be in"),
         ("x", "must be in"),
         ("", "must be in"),
+        (":85", "there is no accuracy before the colon, got ':85'"),
         ("sum:85", "unknown accuracy .sum.; valid: local-accuracy, "),
     ],
 )
 def test_a_target_that_cannot_be_read_is_refused(text, message):
     with pytest.raises(ResultError, match=message):
         Comparison({"target": text}, {}, "", ())
+
+
+def test_when_an_accuracy_was_reached_that_is_not_measured_each_round_is_not_known():
+    """It may have been reached in a round before, which was not measured."""
+
+    def reached(*values, metric="common_accuracy", void=()):
+        rounds = [
+            a_round(n, **{metric: v}, **({"participants": 0} if n in void else {}))
+            for n, v in enumerate(values, start=1)
+        ]
+        return a_run(rounds=tuple(rounds)).rounds_to(0.5, metric)
+
+    assert reached(None, None, 0.9) is None
+    assert reached(None, 0.2, None, 0.9) is None
+    assert reached(0.1, 0.2, 0.9) == 3
+    assert reached(None, 0.2, 0.9) == 3
+    assert reached(0.9) == 1
+    assert reached(0.1, None, 0.9, void=(2,)) == 3
+    assert reached(None, 0.9, void=(1,)) == 2
+    assert reached(None, None, 0.9, void=(2,)) is None
+    assert reached(None, 0.9, metric="global_on_clients") is None
+    # These are measured after each round: where there is no value, there was no model.
+    assert reached(None, 0.9, metric="global_accuracy") == 2
 
 
 def test_parameters_and_round_trips_are_kept():

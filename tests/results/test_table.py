@@ -61,7 +61,7 @@ def test_a_target_has_columns_and_a_line():
     # Without a run that reaches it there are no columns, but the line says which target it was.
     missed = dataclasses.replace(comparison, config={"target": "global:99"})
     assert "to target" not in rendered(missed, width=200)
-    assert "target: global accuracy 99 %" in rendered(missed, width=200)
+    assert "target: global accuracy 99 %; no run reaches it" in rendered(missed, width=200)
 
 
 def test_common_accuracy_is_shown_where_there_is_no_local_one():

@@ -17,7 +17,8 @@ from flwr_kd.experiments.papers.reproduction import (
     results_of,
 )
 from flwr_kd.experiments.papers.schema import PaperCell, PaperExperiment
-from flwr_kd.results.measures import Target
+from flwr_kd.measured_rounds import MeasuredRounds
+from flwr_kd.results.measures import ACCURACIES, Target
 from flwr_kd.results.schema import Comparison, RunResult
 
 __all__ = ["our_grid", "target_of"]
@@ -69,7 +70,7 @@ def _of_table(reproduction: Reproduction, table: PaperExperiment) -> list[GridCe
     paper, scale = reproduction.paper.id, reproduction.scale
     if not default_folder(paper, table, scale).is_dir():
         return []
-    other = prepare(f"{paper}/{table.id}", scale=scale)
+    other = prepare(f"{paper}/{table.id}", scale=scale, seeds=reproduction.seeds)
     results = results_of(other)
     form = other.experiment
     clients = table.clients
@@ -103,7 +104,7 @@ def target_of(experiment: PaperExperiment, result: Comparison) -> Target | None:
     """Return the accuracy to which a cell's rounds, bytes and seconds are counted.
 
     That of ``--target`` where there is one. Otherwise nine tenths, in whole percent, of what the first row ends
-    with, in the experiment's first measure that has a value.
+    with, in the experiment's first measure that has a value and is measured after each round.
 
     Parameters
     ----------
@@ -115,14 +116,16 @@ def target_of(experiment: PaperExperiment, result: Comparison) -> Target | None:
     Returns
     -------
     Target or None
-        None where no measure is an accuracy of the first row, or the accuracy is below two percent.
+        None where no such measure is an accuracy of the first row, or the accuracy is below two percent.
     """
     if result.target is not None or not result.runs:
         return result.target
     row, runs = next(iter(result.by_method().items()))
+    each_round = MeasuredRounds.parse(result.config.get("measure", "never")).every == 1
     for measure in experiment.measures.values():
         name = measure.for_row(row)
-        values = [value_of(run, name) for run in runs] if MEASURES[name].accuracy else []
+        counted = MEASURES[name].accuracy and (each_round or not ACCURACIES[name].scheduled)
+        values = [value_of(run, name) for run in runs] if counted else []
         known = [value for value in values if value is not None]
         percent = int(100 * _OF_FIRST * fmean(known)) if known else 0
         if percent >= _LEAST_PERCENT:
