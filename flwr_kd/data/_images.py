@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from flwr_kd.checks import DataError
 from flwr_kd.data._base import AnyArray, require
 from flwr_kd.data._files import check_regular
 from flwr_kd.data._source import Origin, Part, Source, cache_dir, first_folder
+from flwr_kd.wording import option
 
 DEBIAN_FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
 
@@ -281,11 +282,28 @@ def _idx(name: str, folder: str, data_dir: Path | None, *also: Path, first: int 
     for array, path, dims in zip((train_x, train_y, test_x, test_y), files, (3, 1, 3, 1), strict=True):
         if array.ndim != dims:
             raise DataError(f"{path} must hold {dims}-dimensional data, not {array.ndim}-dimensional")
+    classes = SPECS[name].num_classes
+    _check_pair(train_x, train_y, files[:2], first, classes)
+    _check_pair(test_x, test_y, files[2:], first, classes)
     return Source(
         Part(train_x[:, None], _labels(train_y) - first),
         Part(test_x[:, None], _labels(test_y) - first),
-        SPECS[name].num_classes,
+        classes,
     )
+
+
+def _check_pair(images: AnyArray, labels: AnyArray, files: Sequence[Path], first: int, classes: int) -> None:
+    """Refuse files that do not fit each other, in the files' own numbering of classes."""
+    if not len(images):
+        raise DataError(f"{files[0]} has no images")
+    if len(images) != len(labels):
+        raise DataError(f"{files[1]} has {len(labels)} labels, but {files[0]} has {len(images)} images")
+    (bad,) = np.nonzero((labels < first) | (labels >= first + classes))
+    if len(bad):
+        raise DataError(
+            f"{files[1]}: labels must be from {first} to {first + classes - 1}, but that of sample {bad[0]} is "
+            f"{labels[bad[0]]}"
+        )
 
 
 def _download(name: str, root: Path, folder: str) -> None:
@@ -338,7 +356,7 @@ def _torchvision(
 def _missing(name: str, root: Path, error: Exception) -> DataError:
     return DataError(
         f"data set {name!r} is missing or incomplete in {root}, and the download failed: {error}. "
-        "Put torchvision's files there, or set data_dir to their folder"
+        f"Put torchvision's files there, or name their folder with {option('data_dir', 'FOLDER')}"
     )
 
 

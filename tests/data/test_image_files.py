@@ -148,11 +148,26 @@ def test_a_broken_gzip_file_is_named(tmp_path: Path) -> None:
 
 def test_labels_out_of_range_and_different_lengths_are_refused(tmp_path: Path) -> None:
     write_idx_set(tmp_path, "train", "t10k", 12, False)
-    with pytest.raises(DataError, match=r"training data must lie in 0 .. 9, but there are 0 .. 11"):
+    with pytest.raises(
+        DataError, match=r"train-labels-idx1-ubyte: labels must be from 0 to 9, .* sample 10 is 10"
+    ):
         load("mnist", data_dir=str(tmp_path))
     write_idx(tmp_path / "train-labels-idx1-ubyte", np.zeros(39), False)
-    with pytest.raises(DataError, match=r"40 inputs do not fit 39 labels"):
+    with pytest.raises(
+        DataError, match=r"labels-idx1-ubyte has 39 labels, but .*images-idx3-ubyte has 40 images"
+    ):
         load("mnist", data_dir=str(tmp_path))
+    write_idx_set(tmp_path, "train", "t10k", 10, False)
+    write_idx(tmp_path / "t10k-images-idx3-ubyte", np.zeros((0, 28, 28)), False)
+    with pytest.raises(DataError, match=r"t10k-images-idx3-ubyte has no images"):
+        load("mnist", data_dir=str(tmp_path))
+
+
+def test_labels_are_named_as_the_file_numbers_them(tmp_path: Path) -> None:
+    """Those of EMNIST's letters count from 1."""
+    write_idx_set(tmp_path, "emnist-letters-train", "emnist-letters-test", 10, False)
+    with pytest.raises(DataError, match=r"labels must be from 1 to 26, but that of sample 0 is 0"):
+        load("emnist-letters", data_dir=str(tmp_path))
 
 
 @pytest.mark.usefixtures("offline")

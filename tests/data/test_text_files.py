@@ -318,13 +318,15 @@ def test_texts_from_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_bad_text_files_are_named(tmp_path: Path) -> None:
     write_rows(tmp_path / "train", [{"text": "a", "label": 0}, {"words": "a", "label": 1}], "json")
-    with pytest.raises(DataError, match=r"'ag-news'.*train.json: row 1 needs"):
+    with pytest.raises(DataError, match=r"train.json, row 2 needs a whole-numbered 'label'"):
         load("ag-news", data_dir=str(tmp_path))
     write_rows(tmp_path / "train", [{"text": t, "label": k} for t, k in texts(NEWS, 10)], "json")
     with pytest.raises(DataError, match=r"no file for its part 'test'"):
         load("ag-news", data_dir=str(tmp_path))
     write_rows(tmp_path / "test", [{"text": "a", "label": -1}], "json")
-    with pytest.raises(DataError, match=r"test data must lie in 0 .. 3, but there are -1"):
+    with pytest.raises(
+        DataError, match=r"test.json, row 1: label must be a whole number from 0 to 3, got -1"
+    ):
         load("ag-news", data_dir=str(tmp_path))
     (tmp_path / "test.json").write_text("{nonsense")
     with pytest.raises(DataError, match=r"test.json cannot be read"):
@@ -333,3 +335,55 @@ def test_bad_text_files_are_named(tmp_path: Path) -> None:
     write_rows(tmp_path / "test", [{"text": "a", "label": 1}], "json")
     with pytest.raises(DataError, match=r"give no features"):
         load("ag-news", data_dir=str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "text", "message"),
+    [
+        (
+            "ag-news",
+            "train.csv",
+            '"3","a","b"\n"3"\n',
+            "train.csv, line 2 has 1 cell, but the columns are class",
+        ),
+        (
+            "ag-news",
+            "train.csv",
+            '"3","a\nb","c"\n"9","a","b"\n',
+            "line 3: class index must be .* 1 to 4, got 9",
+        ),
+        (
+            "ag-news",
+            "train.csv",
+            '"0","a","b"\n',
+            "line 1: class index must be a whole number from 1 to 4, got 0",
+        ),
+        ("ag-news", "train.csv", "", "train.csv has no rows"),
+        ("ag-news", "train.csv", "Class Index,Title,Description\n", "train.csv has no rows"),
+        ("ag-news", "train.jsonl", "[1]", "train.jsonl, row 1 needs .* but has 1"),
+        (
+            "sst2",
+            "train.tsv",
+            "sentence\nfine\n",
+            "train.tsv, line 1 has 1 cell, but the columns are class index",
+        ),
+        (
+            "sst2",
+            "train.tsv",
+            "sentence\tlabel\nfine\t1\n\nbad\t2\n",
+            "line 4: label must be .* 0 to 1, got 2",
+        ),
+        (
+            "sst2",
+            "train.tsv",
+            "sentence\tlabel\nfine\tx\n",
+            "train.tsv, line 2 needs a whole-numbered 'label'",
+        ),
+    ],
+)
+def test_errors_name_file_line_and_what_is_allowed(
+    tmp_path: Path, name: str, file: str, text: str, message: str
+) -> None:
+    (tmp_path / file).write_text(text)
+    with pytest.raises(DataError, match=message):
+        load(name, data_dir=str(tmp_path))
