@@ -79,7 +79,8 @@ def plot_classes(
                 f"{folder!r} has no numbers of samples per client and class: a deployment has them only if the "
                 "node config of every SuperNode has share-histogram=true"
             )
-        panels[name_of(folder, comparison, config)] = run.histogram
+        # One run is drawn, whatever other seeds its result has.
+        panels[name_of(folder, comparison, {**config, "seeds": None})] = run.histogram
         seeds.add(run.seed)
         names.add(tuple(run.class_names))
     title = heading({name: config[name] for name in config if name not in ("rounds", "model")}, sorted(seeds))

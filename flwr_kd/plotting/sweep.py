@@ -21,6 +21,7 @@ from flwr_kd.plotting.style import (
     shared_config,
     write_picture,
 )
+from flwr_kd.results.clients import ALONE
 from flwr_kd.results.errors import ResultError
 from flwr_kd.results.schema import Comparison
 
@@ -107,9 +108,9 @@ def figure(
         belong to each. A mark is the mean over seeds in the last round, and its bar the mean's 95 % interval
         (Student's t; none with one seed). Marks at one value stand beside each other. A bar that leaves the panel
         is cut: with two seeds intervals are wide. A method that does not have the hyper-parameter of the axis is
-        drawn at each value. Where a method's runs differ in further hyper-parameters, each
-        has a line of its own. Methods that coincide or were not measured are named below the panel. The axis is
-        logarithmic if the largest value is at least 20 times the smallest.
+        drawn at each value, and so are clients that train alone. Where a method's runs differ in further
+        hyper-parameters, each has a line of its own. Methods that coincide or were not measured are named below
+        the panel. The axis is logarithmic if the largest value is at least 20 times the smallest.
 
     Raises
     ------
@@ -160,12 +161,18 @@ def settings_that_vary(comparisons: Iterable[Comparison]) -> list[str]:
     """
     comparisons = list(comparisons)
     options = _varying(_options(comparison) for comparison in comparisons)
-    by_method: dict[str, list[Mapping[str, Any]]] = {}
+    others = [name for runs in _by_method(comparisons).values() for name in _varying(runs)]
+    return list(dict.fromkeys([*options, *others]))
+
+
+def _by_method(comparisons: Iterable[Comparison]) -> dict[str, list[Mapping[str, Any]]]:
+    """Return the hyper-parameters of each method's runs; clients that train alone are no setting of a method."""
+    found: dict[str, list[Mapping[str, Any]]] = {}
     for comparison in comparisons:
         for run in comparison.runs:
-            by_method.setdefault(run.method, []).append(run.hyperparameters)
-    others = [name for runs in by_method.values() for name in _varying(runs)]
-    return list(dict.fromkeys([*options, *others]))
+            if run.name != ALONE:
+                found.setdefault(run.method, []).append(run.hyperparameters)
+    return found
 
 
 def _options(comparison: Comparison) -> dict[str, Any]:
@@ -228,19 +235,17 @@ def _metric(comparisons: Sequence[Comparison], metric: str | None) -> str:
 def _points(comparisons: Sequence[Comparison], along: str, metric: str) -> list[_Point]:
     options = _varying(_options(comparison) for comparison in comparisons)
     apart = [name for name in options if name != along and name not in _following(comparisons, along)]
-    by_method: dict[str, list[Mapping[str, Any]]] = {}
-    for comparison in comparisons:
-        for run in comparison.runs:
-            by_method.setdefault(run.method, []).append(run.hyperparameters)
+    by_method = _by_method(comparisons)
     points: list[_Point] = []
     for comparison in comparisons:
         values = _options(comparison)
         panel = tuple(f"{name} {_text(values.get(name))}" for name in apart)
         for run in comparison.runs:
-            settings = {**values, **run.hyperparameters}
-            further = [name for name in _varying(by_method[run.method]) if name not in (along, *options)]
-            own = [f"{name}={_text(settings.get(name))}" for name in further]
-            line = " ".join([run.method, *own])
+            settings, line = values, ALONE
+            if run.name != ALONE:
+                settings = {**values, **run.hyperparameters}
+                further = [name for name in _varying(by_method[run.method]) if name not in (along, *options)]
+                line = " ".join([run.method, *(f"{name}={_text(settings.get(name))}" for name in further)])
             points.append(_Point(panel, line, settings.get(along, _ALL), run.seed, run.last[metric]))
     points = _at_each_value(_in_each_panel(points, along))
     seen = [(point.panel, point.line, repr(point.x), point.seed) for point in points]

@@ -13,7 +13,7 @@ from flwr.app import ArrayRecord
 
 from flwr_kd import Experiment, registry
 from flwr_kd.experiments import data, saved_arrays
-from flwr_kd.plotting import coefficients, landscape
+from flwr_kd.plotting import classes, coefficients, landscape
 from flwr_kd.results import files, schema
 from flwr_kd.server.checkpoint import Checkpoint
 from tests.cli.commands import TINY, Command, is_a_picture, kept_files
@@ -253,6 +253,25 @@ def test_who_has_what_is_drawn_with_and_without_a_run(command: Command, tmp_path
     code, out, err = command("plot", "partition", *divided, "--limit", "150", "--dots", "--out", "p.png")
     assert (code, err, out) == (0, "", f"partition: {tmp_path / 'p.png'}\n")
     assert is_a_picture(tmp_path / "p.png")
+
+
+def test_a_panel_of_one_run_has_no_seeds_of_others(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, form, seeds in (("a", "iid", "0,1"), ("b", "dirichlet:0.5", "0")):
+        args = (*TINY, "--no-arrays", "--partition", form, "--seeds", seeds, "--out", name)
+        assert command("compare", "fedavg", *args).code == 0
+    drawn: list[tuple[str, ...]] = []
+    plain = classes.figure
+    monkeypatch.setattr(
+        classes,
+        "figure",
+        lambda panels, title, **more: drawn.append((*panels, *title)) or plain(panels, **more),
+    )
+    assert command("plot", "classes", "a", "b").code == 0
+    (words,) = drawn
+    assert words[:2] == ("iid", "dirichlet:0.5")
+    assert words[-1] == "seed 0"
 
 
 def test_distances_are_drawn(command: Command, tmp_path: Path) -> None:

@@ -91,6 +91,25 @@ def test_further_hyper_parameters_are_lines():
     assert [text.get_text() for text in drawn.legends[0].get_texts()] == ["ktpfl rate=1", "ktpfl rate=2"]
 
 
+def test_clients_that_train_alone_are_no_setting_of_a_method():
+    """Their row is a method's without knowledge."""
+    alone = a_run("fedproto", 0, 0.2, label="alone", proto_weight=0.0)
+    proto = a_run("fedproto", 0, 0.4, proto_weight=0.05)
+    other = a_run("fedavg", 0, 0.7)
+    assert settings_that_vary([a_result(alone, proto, other)]) == []
+    with pytest.raises(ResultError, match="no setting varies"):
+        figure([a_result(alone, proto, other)])
+    swept = a_run("fedproto", 0, 0.6, label="more", proto_weight=0.5)
+    drawn = figure([a_result(alone, proto, swept)])
+    assert drawn.axes[0].get_xlabel() == "proto-weight"
+    beside, tuned = lines(drawn.axes[0])
+    np.testing.assert_allclose(beside.get_xydata(), [[0.05, 20], [0.5, 20]])
+    np.testing.assert_allclose(tuned.get_xydata(), [[0.05, 40], [0.5, 60]])
+    assert [text.get_text() for text in drawn.legends[0].get_texts()] == ["alone", "fedproto"]
+    by_option = figure([a_result(alone, proto, partition=form) for form in ("dirichlet:1", "dirichlet:2")])
+    assert [line.get_xydata()[:, 0].tolist() for line in lines(by_option.axes[0])] == [[1, 2], [1, 2]]
+
+
 def test_attacks_are_panels_that_share_the_results_without_attackers():
     results = [
         a_result(a_run("fedavg", 0, 0.5 - count / 10), attack=attack, attackers=count)
