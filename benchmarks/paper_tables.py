@@ -76,7 +76,7 @@ def figure(document: Document) -> Figure:
             if cell["printed"] is not None:
                 printed[cell["row"]] = _value(cell["printed"], factor)
         panels[f"{measure} %"] = [Group(cell, *both) for cell, both in numbers.items()]
-    return beside_printed.figure(panels, f"{name}, in the small version, and as printed")
+    return beside_printed.figure(panels, [f"{name}, in the small version, and as printed"])
 
 
 def _experiment(name: str, experiment: PaperExperiment, document: Document) -> Iterator[str]:
@@ -148,12 +148,12 @@ def _by_measure(cells: Sequence[Document]) -> dict[str, list[Document]]:
 def _numbers(experiment: PaperExperiment, measure: str, cells: Sequence[Document]) -> Iterator[str]:
     """Yield a row per cell and a column per method: ours, and below it what the paper prints."""
     rows = list(dict.fromkeys(cell["row"] for cell in cells))
-    accuracy = MEASURES[experiment.measures[measure].name].accuracy
     factor = points(experiment, measure)
     by_cell: dict[str, dict[str, Document]] = {}
     for cell in cells:
         by_cell.setdefault(cell["cell"], {})[cell["row"]] = cell
-    header = f"{measure}{' %' if accuracy else ''}, ours / printed"
+    unit = MEASURES[experiment.measures[measure].name].unit
+    header = f"{measure}{f' {unit}' if unit else ''}, ours / printed"
     lines = [(name, *(_both(of_rows.get(row), factor) for row in rows)) for name, of_rows in by_cell.items()]
     yield from table((header, *(f"`{row}`" for row in rows)), lines)
 

@@ -33,6 +33,8 @@ _LEGEND = """\
 data: + there, – not there. Steps of SGD in local training and their time: all cells, methods and 3 seeds, on one
 core, from a few timed steps of each model: right within a factor of two or so."""
 _SEEDS = 3
+_SETTINGS = ("target", "measure", "data_dir", "workers", "device", "backend")
+_OF_ONE = ("only", "dry_run", "seeds", "out", "force")
 _UNITS = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
 
 
@@ -56,6 +58,11 @@ class ReproduceOptions:
         "accuracy to which rounds, bytes and seconds are counted: PERCENT of the local accuracy, or NAME:PERCENT; "
         "nine tenths of what the first row ends with if not set",
     )
+    measure: str | None = option(
+        None,
+        "after which rounds clients also measure their models on the common test set: never, last or every:N; the "
+        "experiment's if not set",
+    )
     data_dir: str | None = option(None, "folder of data files")
     workers: int | None = option(None, "number of clients that run at the same time; 2 if not set")
     device: str | None = option(None, "auto, cpu or cuda; auto if not set")
@@ -74,17 +81,23 @@ def reproduce(
 ) -> None:
     """List the papers' tables and figures, or run one: ours beside the printed numbers, a verdict per claim."""
     if experiment is None:
+        if useless := [name for name in _OF_ONE if getattr(options, name) not in (None, False)]:
+            name = useless[0].replace("_", "-")
+            raise UsageError(f"--{name} is for one experiment: name it, such as fedhkd/table-1")
         _list(options.data_dir)
         return
     from flwr_kd.experiments.papers import reproduction
     from flwr_kd.tracking import chosen_logs
 
     logs = chosen_logs(options.log or ())
-    given = {name: getattr(options, name) for name in ("target", "data_dir", "workers", "device", "backend")}
+    given = {name: getattr(options, name) for name in _SETTINGS}
     settings = {name: value for name, value in given.items() if value is not None}
+    only = None if options.only is None else [term.strip() for term in options.only.split(",")]
+    if only is not None and not all(only):
+        raise UsageError(f"--only must be words and NAME=VALUE separated by commas, got {options.only!r}")
     chosen = reproduction.prepare(
         experiment,
-        only=[term.strip() for term in (options.only or "").split(",") if term.strip()],
+        only=only or (),
         scale=options.scale,
         seeds=read_seeds(options.seeds) if options.seeds else (),
         out=options.out,
@@ -127,10 +140,12 @@ def _run(
             where = str(chosen.folder)
             raise Interrupted(f"interrupted; the same command goes on with what is in {where!r}") from None
     made = report.report(chosen, failed=failed, settings=settings, command=command)
-    for cell, reason in made.not_run.items():
-        print(f"not run: {cell}: {reason}")
-    if chosen.experiment.trained and not made.grid:
-        raise UsageError("; ".join(f"{cell}: {reason}" for cell, reason in made.not_run.items()))
+    for reason in dict.fromkeys(made.not_run.values()):
+        cells = ", ".join(cell for cell, why in made.not_run.items() if why == reason)
+        print(f"not run: {cells}: {reason}")
+    if made.not_run and not made.grid and not made.class_counts:
+        hint = "; --scale small has other data" if chosen.scale == "paper" and chosen.whole.small else ""
+        raise UsageError(f"no cell of {chosen.name} could be run, for what is said above{hint}")
     for each in made.ruled:
         print(f"{each.found.verdict.value}: {each.expectation.claim}")
     for text in made.contradictions:

@@ -37,12 +37,12 @@ class Group(NamedTuple):
     printed: Mapping[str, float]
 
 
-def plot(panels: Mapping[str, Sequence[Group]], title: str, path: Path) -> Path:
+def plot(panels: Mapping[str, Sequence[Group]], title: Sequence[str], path: Path) -> Path:
     """Write the :func:`figure` to a PNG, and return its path."""
     return write_picture(figure(panels, title), path)
 
 
-def figure(panels: Mapping[str, Sequence[Group]], title: str) -> Figure:
+def figure(panels: Mapping[str, Sequence[Group]], title: Sequence[str]) -> Figure:
     """Draw our numbers as filled markers with the standard deviation over seeds, and the paper's as hollow ones.
 
     Colours repeat from the eighth row on; the markers differ then.
@@ -51,8 +51,8 @@ def figure(panels: Mapping[str, Sequence[Group]], title: str) -> Figure:
     ----------
     panels : mapping of str to sequence of Group
         By measure.
-    title : str
-        Above all panels.
+    title : sequence of str
+        Parts of the title above all panels.
 
     Raises
     ------
@@ -87,7 +87,7 @@ def figure(panels: Mapping[str, Sequence[Group]], title: str) -> Figure:
     )
     for text in legend.get_texts():
         text.set_parse_math(False)
-    set_title(drawn, [title])
+    set_title(drawn, title)
     return drawn
 
 

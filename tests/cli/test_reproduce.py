@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from flwr_kd.experiments.papers import estimate, library
+from flwr_kd.plotting import beside_printed
 from flwr_kd.results import files
 from tests.cli.commands import Command, is_a_picture, scalars
 
@@ -259,7 +260,7 @@ def test_trackers_are_checked_before_anything_is_run(
         (("mine/figure-2",), "unknown experiment 'mine/figure-2' (did you mean 'mine/figure-1'?)"),
         (("mine/figure-1", "--scale", "tiny"), "scale must be one of paper, small, got 'tiny'"),
         (("mine/figure-1", "--scale", "small"), "figure-1 has no small version"),
-        (("mine/figure-1", "--only", "mnist"), "no cell of mine/figure-1 has all of mnist"),
+        (("mine/figure-1", "--only", "mnist"), "only: no cell has mnist; there are iid, skewed"),
         (("mine/figure-1", "--seeds", "a"), "seeds must be whole numbers from 0"),
     ],
 )
@@ -275,3 +276,103 @@ def test_an_experiments_file_is_a_file_of_settings(command: Command, tmp_path: P
     options = ("--seeds", "1", "--backend", "inline", "--device", "cpu", "--no-arrays", "--out", "o")
     assert command("compare", "--config", file, *options).code == 0
     assert sorted(path.name for path in (tmp_path / "o").iterdir()) == ["iid", "skewed"]
+
+
+SMALL = ("--scale", "small", "--backend", "inline", "--device", "cpu", "--out", "o")
+
+
+def test_numbers_are_of_the_seeds_that_are_asked_for(command: Command, tmp_path: Path, mine: None) -> None:
+    """A folder may have runs of others."""
+    whole = command("reproduce", "mine/table-2", *SMALL, "--seeds", "0,1")
+    assert (whole[0], whole[2]) == (0, "")
+    code, _, err = command("reproduce", "mine/table-2", *SMALL, "--seeds", "1")
+    assert (code, err) == (0, "")
+    document = json.loads((tmp_path / "o" / "table-2.json").read_text())
+    assert document["seeds"] == [1]
+    assert {seed for cell in document["cells"] for seed in cell["ours"]} == {"1"}
+    assert {cost["seconds"]["n"] for cost in document["costs"]} == {1}
+    text = (tmp_path / "o" / "table-2.md").read_text()
+    assert "Seeds 1." in text
+    assert "±" not in text.partition("## Ours")[2].partition("| 60.5 |")[0].partition("| method |")[2]
+    # The runs of the other seed are still there.
+    assert {run.seed for run in files.load(tmp_path / "o" / "skewed").runs} == {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--target", "850"), "target: target (in percent) must be in [1, 100], got '850'"),
+        (("--target", ":5"), "target: there is no accuracy before the colon, got ':5'"),
+        (("--target", "foo:5"), "target: unknown accuracy 'foo'"),
+        (("--target", "common:20"), "target 'common:20' needs the common accuracy of each round"),
+        (("--target", "global-on-clients:20"), "set --measure every:1"),
+        (("--measure", "always"), "measure must be never, last or every:N, got 'always'"),
+        (("--only", ","), "--only must be words and NAME=VALUE separated by commas, got ','"),
+        (("--only", ""), "--only must be words and NAME=VALUE separated by commas, got ''"),
+        (("--only", "clients=7"), "only: clients must be 3, got '7'"),
+        (("--out", "afile"), "'afile' is not a directory"),
+        (("--out", "afile/b"), "'afile' is not a directory"),
+    ],
+)
+@pytest.mark.parametrize("dry", [True, False])
+def test_a_mistake_is_refused_before_any_work(
+    command: Command, tmp_path: Path, mine: None, words: tuple[str, ...], message: str, dry: bool
+) -> None:
+    (tmp_path / "afile").touch()
+    code, out, err = command("reproduce", "mine/table-2", "--scale", "small", *words, *(["--dry-run"] * dry))
+    assert (code, out) == (2, "")
+    assert message in err
+
+
+def test_an_accuracy_that_is_measured_in_each_round_has_a_target(
+    command: Command, tmp_path: Path, mine: None
+) -> None:
+    words = ("--seeds", "1", "--target", "common:2", "--measure", "every:1")
+    code, _, err = command("reproduce", "mine/table-2", *SMALL, *words)
+    assert (code, err) == (0, "")
+    document = json.loads((tmp_path / "o" / "table-2.json").read_text())
+    assert {cost["target"] for cost in document["costs"]} == {"common accuracy 2 %"}
+    assert {cost["rounds-to-target"]["mean"] for cost in document["costs"]} == {1}
+
+
+@pytest.mark.parametrize(
+    "words", [("--only", "a"), ("--dry-run",), ("--seeds", "1"), ("--out", "o"), ("--force",)]
+)
+def test_what_is_for_one_experiment_needs_one(command: Command, words: tuple[str, ...]) -> None:
+    code, out, err = command("reproduce", *words)
+    assert (code, out) == (2, "")
+    assert f"{words[0]} is for one experiment: name it" in err
+
+
+@pytest.mark.parametrize("name", ["fedhkd/figure-1", "fedhkd/table-1"])
+def test_without_data_nothing_is_written(command: Command, tmp_path: Path, name: str) -> None:
+    """One line for each data set, with what to do, whatever the number of cells."""
+    code, out, err = command("reproduce", name, "--data-dir", ".", "--out", "o")
+    assert code == 2
+    assert err.splitlines()[-1].startswith(f"flwr-kd: no cell of {name} could be run, for what is said above")
+    lines = [line for line in out.splitlines() if line.startswith("not run: ")]
+    assert len(lines) == len({line.partition("data set ")[2].split()[0] for line in lines})
+    assert all(line.endswith("name their folder with --data-dir FOLDER") for line in lines)
+    assert not list(tmp_path.glob("o/*.md"))
+
+
+def test_a_picture_says_what_it_is_of(
+    command: Command, tmp_path: Path, mine: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    titles = []
+    plain = beside_printed.figure
+    monkeypatch.setattr(
+        beside_printed, "figure", lambda p, title: titles.append((*title, *p)) or plain(p, title)
+    )
+    assert command("reproduce", "mine/table-2", *SMALL, "--seeds", "1")[0] == 0
+    assert titles == [("mine/table-2: A table", "small version", "digits for mnist", "local (%)")]
+
+
+def test_computed_bytes_have_their_unit_and_no_spread(command: Command, tmp_path: Path) -> None:
+    code, _, err = command("reproduce", "ktpfl/figure-5", "--out", "o")
+    assert (code, err) == (0, "")
+    text = (tmp_path / "o" / "figure-5.md").read_text()
+    assert "| method | bytes (MB), ours |" in text
+    assert "10^6 bytes of all rounds" in text
+    assert "±" not in text.partition("## Ours")[2].partition("## ")[0].replace("mean ± standard", "")
+    assert "by the formula" in text

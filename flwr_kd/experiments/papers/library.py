@@ -7,6 +7,7 @@ import importlib.util
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from flwr_kd import registry
 from flwr_kd.checks import ConfigError
@@ -17,7 +18,18 @@ from flwr_kd.experiments.run_form import Named
 from flwr_kd.experiments.strict_toml import Value, build, read_toml
 from flwr_kd.text import unknown_name
 
-__all__ = ["FOLDER", "PAPER", "chosen", "every", "find", "folders", "papers", "read_file", "read_folder"]
+__all__ = [
+    "FOLDER",
+    "PAPER",
+    "chosen",
+    "every",
+    "find",
+    "folders",
+    "papers",
+    "read_file",
+    "read_folder",
+    "why_none",
+]
 
 FOLDER = "experiments"
 """Name of the folder inside a method's."""
@@ -140,8 +152,28 @@ def chosen(
     return tuple(cell for cell in cells if all(_named(cell, term, settings) for term in terms))
 
 
+def why_none(cells: tuple[PaperCell, ...], terms: Sequence[str], settings: Mapping[str, Value]) -> str:
+    """Say which of the terms no cell has, and what there is."""
+    known: dict[str, dict[str, None]] = {}
+    for cell in cells:
+        for name, value in {**settings, **_own(cell)}.items():
+            known.setdefault(name, {})[str(value)] = None
+    for term in terms:
+        name, sign, value = term.partition("=")
+        if sign and name not in known:
+            return unknown_name("setting of a cell", name, sorted(known))
+        if sign and value not in known[name]:
+            return f"{name} must be {' or '.join(known[name])}, got {value!r}"
+    ids = ", ".join(cell.id for cell in cells)
+    return f"no cell has {'all of ' if len(terms) > 1 else ''}{', '.join(terms)}; there are {ids}"
+
+
+def _own(cell: PaperCell) -> dict[str, Any]:
+    return {**cell.settings, **cell.set, **cell.values}
+
+
 def _named(cell: PaperCell, term: str, settings: Mapping[str, Value]) -> bool:
-    own = {**cell.settings, **cell.set, **cell.values}
+    own = _own(cell)
     name, sign, value = term.partition("=")
     if sign:
         return str({**settings, **own}.get(name)) == value

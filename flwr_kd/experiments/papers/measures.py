@@ -21,10 +21,13 @@ class Measured(NamedTuple):
         What it is.
     accuracy : bool
         Whether it is a share in [0, 1], which papers print as it is or in percent.
+    unit : str
+        Of our numbers; empty where they are counts.
     """
 
     meaning: str
     accuracy: bool = True
+    unit: str = "%"
 
 
 _ACCURACIES = (
@@ -45,12 +48,13 @@ MEASURES: Mapping[str, Measured] = MappingProxyType(
             "rounds to a share of the first row's last global accuracy; one more than there were where it is not "
             "reached",
             False,
+            "",
         ),
-        "round_trips": Measured("round trips by the paper's formula", False),
-        "megabytes": Measured("bytes of all rounds and clients by the paper's formula", False),
-        "tsne": Measured("map of features", False),
-        "landscape": Measured("loss around the global model", False),
-        "distance_to_last": Measured("distance of the global model to the last round's", False),
+        "round_trips": Measured("round trips by the paper's formula", False, ""),
+        "megabytes": Measured("10^6 bytes of all rounds and clients by the paper's formula", False, "MB"),
+        "tsne": Measured("map of features", False, ""),
+        "landscape": Measured("loss around the global model", False, ""),
+        "distance_to_last": Measured("distance of the global model to the last round's", False, ""),
     }
 )
 """By name, what it is."""

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from statistics import fmean, stdev
 
 from flwr_kd.experiments.papers.computed import Quantity
 from flwr_kd.experiments.papers.expectations import GridCell, Seeds, Verdict
 from flwr_kd.experiments.papers.measures import MEASURES
 from flwr_kd.experiments.papers.page_parts import NONE, controls, cost_columns, costs, interval, table
-from flwr_kd.experiments.papers.printed import points
+from flwr_kd.experiments.papers.printed import points, with_unit
 from flwr_kd.experiments.papers.report import Report, Ruled
 from flwr_kd.experiments.papers.reproduction import stand_ins
 from flwr_kd.experiments.papers.schema import PaperCell, PaperExperiment, Printed
-from flwr_kd.results.statistics import paired_difference
+from flwr_kd.results.statistics import Difference, paired_difference
 
 __all__ = ["page"]
 
@@ -62,8 +63,8 @@ def _scale(report: Report) -> Iterator[str]:
     if reproduction.scale == "small" and reproduction.whole.small is not None:
         note = reproduction.whole.small.note
         yield (
-            f"This is the **small version**, with the same methods and measures: {note} Printed numbers are beside "
-            "ours to compare the order of methods."
+            f"This is the **small version**, with the same methods and measures: {note}"
+            + (" Printed numbers are beside ours to compare the order of methods." if report.grid else "")
         )
         yield ""
         if found := stand_ins(reproduction):
@@ -86,7 +87,7 @@ def _verdicts(report: Report) -> Iterator[str]:
     yield ""
     yield from table(
         ("claim", "verdict", "order", "by intervals", "mean margin", "the paper's own numbers"),
-        [_verdict_row(each) for each in report.ruled],
+        [_verdict_row(each, report.reproduction.experiment) for each in report.ruled],
     )
     yield ""
     yield (
@@ -97,7 +98,7 @@ def _verdicts(report: Report) -> Iterator[str]:
     yield ""
 
 
-def _verdict_row(ruled: Ruled) -> tuple[str, ...]:
+def _verdict_row(ruled: Ruled, experiment: PaperExperiment) -> tuple[str, ...]:
     found = ruled.found
     own = f"{ruled.agrees} of {ruled.of}" if ruled.of else NONE
     if ruled.against:
@@ -106,7 +107,7 @@ def _verdict_row(ruled: Ruled) -> tuple[str, ...]:
         return _said(ruled), found.verdict.value, NONE, NONE, NONE, own
     counts = " / ".join(str(found.count(each)) for each in (Verdict.HOLDS, Verdict.UNDECIDED, Verdict.FAILS))
     order = f"{found.in_order} of {len(found.checks)}"
-    return _said(ruled), f"**{found.verdict.value}**", order, counts, interval(found.pooled), own
+    return _said(ruled), f"**{found.verdict.value}**", order, counts, _margin(experiment, found.pooled), own
 
 
 def _said(ruled: Ruled) -> str:
@@ -120,7 +121,8 @@ def _numbers(report: Report) -> Iterator[str]:
         return
     yield "## Ours beside the printed numbers"
     yield ""
-    yield f"{_unit(experiment)} Ours: mean ± standard deviation over seeds."
+    how = "by the formula" if _is_formula(experiment) else "mean ± standard deviation over seeds"
+    yield f"{_unit(experiment)} Ours: {how}."
     yield ""
     single = len(experiment.methods) == 1
     if single:
@@ -149,9 +151,9 @@ def _unit(experiment: PaperExperiment) -> str:
 
 def _headers(experiment: PaperExperiment, *, difference: bool) -> Iterator[str]:
     for measure in experiment.measures:
-        yield f"{measure}, ours"
+        yield f"{with_unit(experiment, measure)}, ours"
         if difference:
-            yield f"{measure}, to the first [95 %]"
+            yield f"{measure}, to the first{'' if _is_formula(experiment) else ' [95 %]'}"
         yield f"{measure}, printed"
 
 
@@ -164,21 +166,30 @@ def _rows_of(report: Report, cell: GridCell, *, named: bool = False) -> list[tup
         cells = [cell.id if named else f"`{row}`"]
         for measure in experiment.measures:
             ours = cell.of(measure, row)
-            cells.append(_ours(ours))
+            cells.append(_ours(experiment, ours))
             if not named:
                 other = None if row == first else paired_difference(dict(ours), dict(cell.of(measure, first)))
-                cells.append(interval(other))
+                cells.append(_margin(experiment, other))
             cells.append(_printed(experiment, report.printed(cell.id, measure, row), measure))
         found.append(tuple(cells))
     return found
 
 
-def _ours(by_seed: Seeds) -> str:
+def _is_formula(experiment: PaperExperiment) -> bool:
+    """Whether our numbers are computed, the same with each seed."""
+    return experiment.kind == "cost"
+
+
+def _ours(experiment: PaperExperiment, by_seed: Seeds) -> str:
     values = list(by_seed.values())
     if not values:
         return NONE
     text = f"{fmean(values):.2f}"
-    return f"{text} ± {stdev(values):.2f}" if len(values) > 1 else text
+    return f"{text} ± {stdev(values):.2f}" if len(values) > 1 and not _is_formula(experiment) else text
+
+
+def _margin(experiment: PaperExperiment, found: Difference | None) -> str:
+    return interval(found if found is None or not _is_formula(experiment) else replace(found, interval=None))
 
 
 def _printed(experiment: PaperExperiment, number: Printed | None, measure: str) -> str:
@@ -216,7 +227,7 @@ def _quantities(found: Sequence[Quantity]) -> Iterator[str]:
 
 def _class_counts(report: Report) -> Iterator[str]:
     for cell, counts in report.class_counts.items():
-        yield f"## Samples per client and class: {cell}"
+        yield f"## Samples per client and class: {cell}, seed {report.reproduction.seeds[0]}"
         yield ""
         held = [sum(value > 0 for value in row) for row in counts]
         largest = [max(row) / sum(row) for row in counts if sum(row)]
@@ -226,8 +237,8 @@ def _class_counts(report: Report) -> Iterator[str]:
         )
         yield ""
         if counts and len(counts[0]) <= 20:
-            header = ("client", *(str(index) for index in range(len(counts[0]))))
-            yield from table(header, [(str(i + 1), *map(str, row)) for i, row in enumerate(counts)])
+            header = ("partition", *(str(index) for index in range(len(counts[0]))))
+            yield from table(header, [(str(i), *map(str, row)) for i, row in enumerate(counts)])
             yield ""
 
 

@@ -11,7 +11,16 @@ from flwr_kd.experiments.papers.expectations import GridCell, checks
 from flwr_kd.experiments.papers.measures import MEASURES
 from flwr_kd.experiments.papers.schema import Expectation, PaperCell, PaperExperiment, Printed
 
-__all__ = ["averaged", "derived", "keys_of", "measure_of", "paper_agrees", "paper_grid", "points"]
+__all__ = [
+    "averaged",
+    "derived",
+    "keys_of",
+    "measure_of",
+    "paper_agrees",
+    "paper_grid",
+    "points",
+    "with_unit",
+]
 
 
 def points(experiment: PaperExperiment, measure: str) -> float:
@@ -19,6 +28,12 @@ def points(experiment: PaperExperiment, measure: str) -> float:
     named = experiment.measures.get(measure)
     accuracy = named is not None and MEASURES[named.name].accuracy
     return 100.0 if accuracy and experiment.unit == "fraction" else 1.0
+
+
+def with_unit(experiment: PaperExperiment, measure: str) -> str:
+    """Return a measure's name with the unit of our numbers, such as ``"top1 (%)"``."""
+    unit = MEASURES[experiment.measures[measure].name].unit
+    return f"{measure} ({unit})" if unit else measure
 
 
 def measure_of(experiment: PaperExperiment, expectation: Expectation) -> str:

@@ -11,9 +11,8 @@ from typing import Any
 from flwr_kd.checks import DataError
 from flwr_kd.experiments.papers.computed import Quantity, class_counts, counted, quantities
 from flwr_kd.experiments.papers.expectations import GridCell, Verdicts, verdict, without
-from flwr_kd.experiments.papers.measures import MEASURES
 from flwr_kd.experiments.papers.ours import our_grid, target_of
-from flwr_kd.experiments.papers.printed import measure_of, paper_agrees, paper_grid, points
+from flwr_kd.experiments.papers.printed import measure_of, paper_agrees, paper_grid, points, with_unit
 from flwr_kd.experiments.papers.reproduction import Reproduction, others_of, results_of, stand_ins
 from flwr_kd.experiments.papers.schema import Expectation, PaperCell, PaperExperiment, Printed, TextClaim
 from flwr_kd.experiments.run_form import Values
@@ -22,7 +21,6 @@ from flwr_kd.plotting.beside_printed import Group
 from flwr_kd.results.measures import Target
 from flwr_kd.results.schema import Comparison
 from flwr_kd.results.statistics import Difference
-from flwr_kd.text import first_line
 
 __all__ = ["COSTS", "Report", "Ruled", "Said", "draw", "draw_clients", "page_file", "report", "write"]
 
@@ -150,7 +148,7 @@ def report(
             try:
                 counts[cell.id] = class_counts(experiment, cell, reproduction.seeds[0], settings)
             except DataError as error:
-                not_run[cell.id] = first_line(error)
+                not_run[cell.id] = " ".join(str(error).split())
     results = results_of(reproduction)
     targets = {cell: target_of(experiment, result) for cell, result in results.items()}
     return Report(
@@ -251,9 +249,11 @@ def draw(made: Report) -> Path | None:
     from flwr_kd.plotting import beside_printed, classes, optimum
 
     file = page_file(made.reproduction).with_suffix(".png")
-    title = f"{made.reproduction.name}: {made.reproduction.experiment.title}"
+    title = [f"{made.reproduction.name}: {made.reproduction.experiment.title}"]
+    if made.reproduction.scale == "small":
+        title += ["small version", *stand_ins(made.reproduction)]
     if made.class_counts:
-        return classes.plot(made.class_counts, file, title=[title])
+        return classes.plot(made.class_counts, file, title=[*title, f"seed {made.reproduction.seeds[0]}"])
     # Cells with the same settings have one result.
     results = list({id(each): each for each in results_of(made.reproduction).values()}.values())
     if made.reproduction.experiment.kind == "sweep" and len(results) > 1:
@@ -264,8 +264,7 @@ def draw(made: Report) -> Path | None:
     for measure in made.reproduction.experiment.measures:
         groups = [_group(made, cell, measure) for cell in made.grid]
         if any(group.ours or group.printed for group in groups):
-            unit = " (%)" if MEASURES[made.reproduction.experiment.measures[measure].name].accuracy else ""
-            panels[f"{measure}{unit}"] = groups
+            panels[with_unit(made.reproduction.experiment, measure)] = groups
     return beside_printed.plot(panels, title, file) if panels else None
 
 

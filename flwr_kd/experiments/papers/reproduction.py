@@ -13,6 +13,7 @@ from pathlib import Path
 from flwr_kd.checks import ConfigError, DataError
 from flwr_kd.experiments import comparison
 from flwr_kd.experiments.comparison import Entry, Plan
+from flwr_kd.experiments.experiment import check_measured
 from flwr_kd.experiments.options import ExperimentOptions
 from flwr_kd.experiments.papers import library, rules
 from flwr_kd.experiments.papers.paper import Paper
@@ -22,7 +23,6 @@ from flwr_kd.experiments.run_form import Values, entries_of, option_values
 from flwr_kd.plotting import curves, picture_file
 from flwr_kd.results import files
 from flwr_kd.results.schema import Comparison
-from flwr_kd.text import first_line
 
 __all__ = [
     "SCALES",
@@ -133,7 +133,9 @@ def prepare(
     Raises
     ------
     ConfigError
-        If there is no such experiment, scale or cell.
+        If there is no such experiment, scale or cell, or a value is not allowed.
+    ResultError
+        If the folder is a file.
     """
     if scale not in SCALES:
         raise ConfigError(f"scale must be one of {', '.join(SCALES)}, got {scale!r}")
@@ -143,9 +145,9 @@ def prepare(
     form = rules.small_form(whole) if small else rules.taken(whole)
     cells = library.chosen(form.run, only, form.settings)
     if only and not cells:
-        ids = ", ".join(cell.id for cell in form.run)
-        raise ConfigError(f"only: no cell of {name} has all of {', '.join(only)}; there are {ids}")
+        raise ConfigError(f"only: {library.why_none(form.run, only, form.settings)}")
     folder = out or default_folder(paper.id, whole, scale)
+    files.check_free(folder, force=True)
     jobs: dict[str, Job] = {}
     if form.trained:
         for cell in cells:
@@ -170,6 +172,7 @@ def _add_job(
 ) -> None:
     values = {**option_values({**form.settings, **cell.settings}), **settings}
     options = ExperimentOptions(**values)  # type: ignore[arg-type]
+    check_measured(options)
     entries = entries_of(form, form.rows, cell.set)
     key = repr((options, [(entry.name, entry.model, entry.config) for entry in entries]))
     known = jobs.get(key)
@@ -229,7 +232,7 @@ def run(
                 force=force,
             )
         except DataError as error:
-            failed |= {cell.id: first_line(error) for cell in job.cells}
+            failed |= {cell.id: " ".join(str(error).split()) for cell in job.cells}
             continue
         runner(plan)
         result, file = comparison.write(plan)
@@ -238,12 +241,15 @@ def run(
 
 
 def results_of(reproduction: Reproduction) -> dict[str, Comparison]:
-    """Return the results that are there, by cell."""
+    """Return the results that are there, by cell, with the runs of the reproduction's seeds."""
     found: dict[str, Comparison] = {}
     for job in reproduction.jobs:
         if (job.folder / files.FILE_NAME).exists():
-            result = files.load(job.folder)
-            found |= {cell.id: result for cell in job.cells}
+            whole = files.load(job.folder)
+            runs = tuple(run for run in whole.runs if run.seed in reproduction.seeds)
+            if runs:
+                result = whole if len(runs) == len(whole.runs) else replace(whole, runs=runs)
+                found |= {cell.id: result for cell in job.cells}
     return found
 
 

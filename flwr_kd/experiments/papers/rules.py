@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
+from decimal import Decimal
 
 from flwr_kd import catalogue
-from flwr_kd.checks import ConfigError
+from flwr_kd.checks import ConfigError, DataError
+from flwr_kd.experiments.experiment import Experiment
+from flwr_kd.experiments.options import ExperimentOptions
 from flwr_kd.experiments.papers.measures import MEASURES
 from flwr_kd.experiments.papers.printed import keys_of
-from flwr_kd.experiments.papers.schema import Expectation, PaperCell, PaperExperiment
+from flwr_kd.experiments.papers.schema import Expectation, PaperCell, PaperExperiment, Printed
 from flwr_kd.experiments.run_form import Values, entries_of, option_values
 from flwr_kd.text import unknown_name
 
@@ -68,6 +73,9 @@ def check(experiment: PaperExperiment, where: str) -> None:
     ConfigError
         If it names what does not exist, or has a value that is not allowed; the text begins with ``where``.
     """
+    for name in ("title", "claim", "source"):
+        if not getattr(experiment, name).strip():
+            raise ConfigError(f"{where}: {name} must not be empty")
     _unique(experiment.run, f"{where}: run")
     for measure in (name for each in experiment.measures.values() for name in (each.name, *each.of.values())):
         if measure not in MEASURES:
@@ -103,9 +111,16 @@ def _check_runs(form: PaperExperiment, where: str) -> None:
             options = option_values({**form.settings, **cell.settings})
             for name in ("dataset", "public"):
                 _check_data_set(options.get(name))
+            _check_options(ExperimentOptions(**options))  # type: ignore[arg-type]
             entries_of(form, form.rows, cell.set)
     except ConfigError as error:
         raise ConfigError(f"{where}: {cell.id}: {error}") from None
+
+
+def _check_options(options: ExperimentOptions) -> None:
+    """Check the range of each option; whether there is data is another question."""
+    with suppress(DataError):
+        Experiment.from_options(options, 0)
 
 
 def _check_data_set(name: object) -> None:
@@ -122,6 +137,26 @@ def _check_printed(experiment: PaperExperiment, where: str) -> None:
                     raise ConfigError(f"{place}: {unknown_name('measure', measure, experiment.measures)}")
                 if experiment.trained:
                     _check_rows(experiment, rows, place)
+                    _check_numbers(experiment, measure, rows, place)
+
+
+def _check_numbers(
+    experiment: PaperExperiment,
+    measure: str,
+    rows: Mapping[str, Printed | tuple[Decimal, ...]],
+    where: str,
+) -> None:
+    """Refuse an accuracy that is none in the experiment's unit, such as 63.4 as a fraction."""
+    named = experiment.measures.get(measure)
+    if named is None or not MEASURES[named.name].accuracy:
+        return
+    most = 1 if experiment.unit == "fraction" else 100
+    for row, printed in rows.items():
+        for value in (printed.value,) if isinstance(printed, Printed) else printed:
+            if not 0 <= value <= most:
+                raise ConfigError(
+                    f"{where}.{row} must be from 0 to {most}, since unit is {experiment.unit!r}, got {value}"
+                )
 
 
 def _check_rows(experiment: PaperExperiment, rows: Iterable[str], where: str) -> None:
@@ -143,6 +178,12 @@ def _check_expectation(experiment: PaperExperiment, expectation: Expectation, wh
         for key in _keys(expectation):
             if key not in known:
                 raise ConfigError(f"{where}: {unknown_name('setting of a cell', key, sorted(known))}")
+    if not expectation.claim.strip():
+        raise ConfigError(f"{where}: claim must not be empty")
+    for name in ("agrees", "clients"):
+        text = getattr(expectation.paper, name)
+        if text and not re.fullmatch(r"\d+ of \d+", text):
+            raise ConfigError(f"{where}: paper.{name} must be like '8 of 9', got {text!r}")
     for cell in expectation.paper.not_in:
         if cell not in {each.id for each in experiment.run}:
             raise ConfigError(f"{where}: paper.not-in: no cell {cell!r}")

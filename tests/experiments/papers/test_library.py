@@ -192,6 +192,45 @@ def test_a_file_is_read(tmp_path: Path) -> None:
             r"controls: 'fedavg' is a row of methods already",
         ),
         ('metric = "m"', 'metric = "m"\nruns-of = "table-7"', r"unknown experiment 'table-7'"),
+        ('claim = "c"', 'claim = " "', r"claim must not be empty"),
+        ('source = "Table 9"', 'source = ""', r"source must not be empty"),
+        ('claim = "FedHKD is above FedAvg"', 'claim = ""', r"expect\[1\]: claim must not be empty"),
+        (
+            "clients = 3 }\nprinted",
+            "clients = -3 }\nprinted",
+            r"a: clients must be a whole number from 1, got -3",
+        ),
+        (
+            'dataset = "digits"',
+            'dataset = "digits"\nrounds = -50',
+            r"a: rounds must be a whole number from 1, got -50",
+        ),
+        (
+            'dataset = "digits"',
+            'dataset = "digits"\nfraction-train = 2.0',
+            r"a: fraction-train must be in \(0, 1\]",
+        ),
+        (
+            'dataset = "digits"',
+            'dataset = "digits"\nmodel = "mpl"',
+            r"a: unknown model 'mpl' \(did you mean 'mlp'",
+        ),
+        ('note = "n"', 'note = "n"\nsettings = { model = "mpl" }', r"small: b: unknown model 'mpl'"),
+        (
+            'unit = "percent"',
+            'unit = "fraction"',
+            r"printed.global.fedavg must be from 0 to 1, since unit is 'fraction'",
+        ),
+        (
+            "fedavg = 50.10",
+            "fedavg = 501.0",
+            r"printed.global.fedavg must be from 0 to 100, since unit is 'percent'",
+        ),
+        (
+            "right = [",
+            'paper = { agrees = "yes" }\nright = [',
+            r"expect\[1\]: paper.agrees must be like '8 of 9', got 'yes'",
+        ),
     ],
 )
 def test_what_is_not_allowed_is_refused_with_file_and_experiment(

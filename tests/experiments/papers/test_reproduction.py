@@ -235,9 +235,13 @@ def test_a_cell_without_data_is_named_and_the_others_run(mine: Path, tmp_path: P
 def test_what_is_not_there_is_refused(mine: Path) -> None:
     with pytest.raises(ConfigError, match=r"scale must be one of paper, small, got 'tiny'"):
         reproduction.prepare("mine/table-1", scale="tiny")
-    with pytest.raises(
-        ConfigError, match=r"only: no cell of mine/table-1 has all of mnist; there are iid, skewed"
+    for only, message in (
+        (["mnist"], r"only: no cell has mnist; there are iid, skewed"),
+        (["iid", "skewed"], r"only: no cell has all of iid, skewed; there are iid, skewed"),
+        (["partion=iid"], r"only: unknown setting of a cell 'partion' \(did you mean 'partition'\?\)"),
+        (["partition=idd"], r"only: partition must be iid or .*, got 'idd'"),
     ):
-        reproduction.prepare("mine/table-1", only=["mnist"])
+        with pytest.raises(ConfigError, match=message):
+            reproduction.prepare("mine/table-1", only=only)
     with pytest.raises(ConfigError, match=r"table-2 has no small version"):
         reproduction.prepare("mine/table-2", scale="small")
