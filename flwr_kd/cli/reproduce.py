@@ -189,11 +189,18 @@ def _say(chosen: Reproduction, data_dir: str | None) -> None:
     if chosen.scale == "small" and form.small is not None:
         print(f"  {form.small.note}")
     print(f"  folder {chosen.folder}, seeds {', '.join(map(str, chosen.seeds))}")
+    for cell in form.run if not chosen.jobs else ():
+        values = {**cell.settings, **cell.set, **cell.values}
+        print(f"{cell.id}: computed; {', '.join(f'{name}={value}' for name, value in values.items())}")
+    there = reproduction.results_of(chosen)
     for job in chosen.jobs:
-        cost = estimate.cost_of(form, job.cells[:1], len(chosen.seeds))
-        print(
-            f"{', '.join(cell.id for cell in job.cells)}: {_short(cost.steps)} steps, {_duration(cost.seconds)}"
-        )
+        result = there.get(job.cells[0].id)
+        if reproduction.finished(chosen, job, result):
+            left = "finished"
+        else:
+            cost = estimate.cost_of(form, job.cells[:1], len(chosen.seeds))
+            left = f"{_short(cost.steps)} steps, {_duration(cost.seconds)}"
+        print(f"{', '.join(cell.id for cell in job.cells)}: {left}")
         values = {**form.settings, **job.cells[0].settings}
         print(f"  {', '.join(f'{name}={value}' for name, value in values.items())}")
         for entry in job.entries:

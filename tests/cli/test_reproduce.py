@@ -294,6 +294,10 @@ def test_numbers_are_of_the_seeds_that_are_asked_for(command: Command, tmp_path:
     text = (tmp_path / "o" / "table-2.md").read_text()
     assert "Seeds 1." in text
     assert "±" not in text.partition("## Ours")[2].partition("| 60.5 |")[0].partition("| method |")[2]
+    again = (*SMALL, "--seeds", "1", "--dry-run")
+    assert "\nskewed: finished\n" in command("reproduce", "mine/table-2", *again).out
+    more = (*SMALL, "--seeds", "1,2", "--dry-run")
+    assert "\nskewed: finished\n" not in command("reproduce", "mine/table-2", *more).out
     # The runs of the other seed are still there.
     assert {run.seed for run in files.load(tmp_path / "o" / "skewed").runs} == {0, 1}
 
@@ -366,6 +370,12 @@ def test_a_picture_says_what_it_is_of(
     )
     assert command("reproduce", "mine/table-2", *SMALL, "--seeds", "1")[0] == 0
     assert titles == [("mine/table-2: A table", "small version", "digits for mnist", "local (%)")]
+
+
+def test_a_dry_run_lists_what_is_computed(command: Command) -> None:
+    code, out, err = command("reproduce", "fedhkd/section-4.3", "--dry-run")
+    assert (code, err) == (0, "")
+    assert "\nsigma-7: computed; sigma=7, delta=0.01," in out
 
 
 def test_computed_bytes_have_their_unit_and_no_spread(command: Command, tmp_path: Path) -> None:

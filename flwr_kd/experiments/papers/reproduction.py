@@ -29,6 +29,7 @@ __all__ = [
     "Job",
     "Reproduction",
     "default_folder",
+    "finished",
     "others_of",
     "prepare",
     "results_of",
@@ -251,6 +252,12 @@ def results_of(reproduction: Reproduction) -> dict[str, Comparison]:
                 result = whole if len(runs) == len(whole.runs) else replace(whole, runs=runs)
                 found |= {cell.id: result for cell in job.cells}
     return found
+
+
+def finished(reproduction: Reproduction, job: Job, result: Comparison | None) -> bool:
+    """Return whether a comparison's result has all its rows with all seeds."""
+    there = set() if result is None else {(run.name, run.seed) for run in result.runs}
+    return there >= {(entry.name, seed) for entry in job.entries for seed in reproduction.seeds}
 
 
 def stand_ins(reproduction: Reproduction) -> list[str]:
