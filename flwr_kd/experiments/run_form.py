@@ -253,6 +253,7 @@ def planned(
         With at least one method, unless ``methods`` has some.
     settings : mapping, optional
         Options by field that win over the form's, such as the command line's. One of the grid has no other values.
+        Where they replace all in which the comparisons differ, there is one.
     assignments : sequence of str
         Hyper-parameters as ``name=value`` that win over the form's, for the methods that have them. One of the grid
         has no other values.
@@ -262,8 +263,8 @@ def planned(
     Raises
     ------
     ConfigError
-        If a name or a value is not allowed, or ``settings`` or ``assignments`` replace all in which two comparisons
-        or two rows differ.
+        If a name or a value is not allowed, or ``settings`` or ``assignments`` replace all in which two rows
+        or some of the comparisons differ.
     """
     names = tuple(methods) or form.methods
     if not names:
@@ -292,6 +293,10 @@ def planned(
             [*([cell.id] if cell.id else []), *(f"{key}={value}" for key, value in values.items())]
         )
         found.append(Planned(id=re.sub(r"[^\w .,=+-]", "-", place), settings=chosen, entries=entries))
+    if settings and all(
+        (each.settings, each.entries) == (found[0].settings, found[0].entries) for each in found
+    ):
+        return [replace(found[0], id="")]
     if settings:
         _check_differ([(each.id, (each.settings, each.entries)) for each in found], "comparisons")
     return found
@@ -396,7 +401,7 @@ def _check_differ(found: Sequence[tuple[str, object]], what: str) -> None:
             if values == others:
                 raise ConfigError(
                     f"the {what} {other!r} and {name!r} are the same with the options of the command line, which "
-                    "replace what they differ in: leave out the option, or name one of them only"
+                    "replace what they differ in: leave out the option, or one of them"
                 )
 
 

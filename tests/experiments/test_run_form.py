@@ -104,8 +104,10 @@ def test_rows_that_the_callers_values_make_equal_are_refused(tmp_path: Path) -> 
     with pytest.raises(ConfigError, match="the rows 'fedhkd' and 'strong' are the same"):
         planned(form(tmp_path, TEXT), assignments=["gamma=0.3"], settings={"model": "mlp"})
     cells = "[[run]]\nid = 'a'\nsettings = { clients = 3 }\n[[run]]\nid = 'b'\n"
+    assert one(form(tmp_path, TEXT + cells), settings={"clients": 4}).id == ""
+    third = "[[run]]\nid = 'c'\nsettings = { rounds = 3 }\n"
     with pytest.raises(ConfigError, match="the comparisons 'a' and 'b' are the same"):
-        planned(form(tmp_path, TEXT + cells), settings={"clients": 4})
+        planned(form(tmp_path, TEXT + cells + third), settings={"clients": 4})
 
 
 def test_the_callers_model_is_that_of_all_rows(tmp_path: Path) -> None:
