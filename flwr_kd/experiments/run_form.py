@@ -66,7 +66,7 @@ class Named:
     model : str, optional
         The clients' models, in place of the settings'.
     note : str
-        Why.
+        Why; needed by a row that is named like another method.
     """
 
     method: str
@@ -207,6 +207,7 @@ def _of_result(result: Comparison) -> RunForm:
                 method=of_name[0].method,
                 set=of_name[0].hyperparameters,
                 model=models.get(name) if isinstance(models, Mapping) else models,
+                note="as in the result",
             )
             for name, of_name in runs.items()
         },
@@ -382,15 +383,15 @@ def _row_of(form: RunForm, name: str) -> _Row:
 
 
 def _check_named(name: str, named: Named) -> None:
-    """Refuse the name of another method, or of what there is not."""
+    """Refuse a method that there is not, and another method's name without a reason."""
     try:
         method = registry.get(named.method)
     except ConfigError as error:
         raise ConfigError(f"named.{name}.method: {error}") from None
-    others = {**{each: each for each in registry.methods()}, ALONE: ALONE_BY}
-    if others.get(name, method.name) != method.name:
+    if name in registry.methods() and name != method.name and not named.note:
         raise ConfigError(
-            f"named.{name}: {name} is a method, and this row is {method.name}: give the row another name"
+            f"named.{name}: {name} is a method, and this row is {method.name}: give the row another name, or a "
+            "note that says why"
         )
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from flwr_kd import ConfigError, ExperimentOptions, ResultError, registry
 from flwr_kd.experiments import comparison
+from flwr_kd.experiments.papers import library, rules
 from flwr_kd.experiments.run_form import RunForm, planned, read_run_form
 
 TEXT = """
@@ -116,6 +117,16 @@ def test_the_callers_model_is_that_of_all_rows(tmp_path: Path) -> None:
     assert plan.settings["model"] == "mlp"
 
 
+def test_each_table_that_trains_is_such_a_file() -> None:
+    for folder in library.folders():
+        _, experiments = library.read_folder(folder)
+        for each in experiments:
+            if each.trained:
+                plans = planned(read_run_form(folder / f"{each.id}.toml"))
+                assert [row.name for row in plans[0].entries] == list(rules.taken(each).methods)
+                assert len(plans) == max(1, len(each.run))
+
+
 def test_what_trains_nothing_is_refused() -> None:
     file = Path(__file__).resolve().parents[2] / "strategies" / "fedhkd" / "experiments" / "section-4.3.toml"
     with pytest.raises(ConfigError, match="trains nothing: `flwr-kd reproduce` computes"):
@@ -194,7 +205,7 @@ def test_cells_are_comparisons_with_their_settings(tmp_path: Path) -> None:
         (
             "[named.strong]",
             "[named.fedavg]\nmethod = 'fedhkd'\n[named.strong]",
-            r"named.fedavg: fedavg is a method, and this row is fedhkd",
+            r"named.fedavg: fedavg is a method, and this row is fedhkd: .* or a note",
         ),
         ("[named.strong]", "[[run]]\nid = 'a'\n[[run]]\nid = 'a'\n[named.strong]", r"two .* the id 'a'"),
         (
@@ -215,7 +226,9 @@ def test_what_is_not_allowed_is_refused(tmp_path: Path, old: str, new: str, mess
 def test_a_result_is_run_again_as_it_was(tmp_path: Path) -> None:
     """Labels, variants, models, backend and seeds are the result's; so are the numbers."""
     options = ExperimentOptions(clients=2, rounds=2, limit=150, backend="inline", device="cpu")
-    file = form(tmp_path, TEXT.replace('"fedavg", "fedhkd", "strong"]', '"strong", "fedhkd-star"]'))
+    named = "[named.fedavg]\nmethod = 'fedprox'\nnote = 'a paper calls it so'\n"
+    text = TEXT.replace('"fedavg", "fedhkd", "strong"]', '"strong", "fedhkd-star", "fedavg"]')
+    file = form(tmp_path, text + named)
     rows = one(file, assignments=["noise=none"]).entries
     first = comparison.compare(rows, options, seeds=[4], folder=tmp_path / "first")
     again = read_run_form(tmp_path / "first" / "result.json")
