@@ -15,6 +15,7 @@ from flwr_kd.experiments.papers.expectations import Verdict
 from flwr_kd.experiments.papers.measures import MEASURES
 from flwr_kd.experiments.papers.page_parts import NONE, interval, table
 from flwr_kd.experiments.papers.printed import points
+from flwr_kd.experiments.papers.report import little_learnt
 from flwr_kd.experiments.papers.schema import PaperExperiment
 from flwr_kd.plotting import beside_printed
 from flwr_kd.plotting.beside_printed import Group
@@ -86,6 +87,10 @@ def _experiment(name: str, experiment: PaperExperiment, document: Document) -> I
     yield ""
     yield _conditions(experiment, document)
     yield ""
+    # Results of before have no such list.
+    if cells := document.get("at-chance"):
+        yield f"**{little_learnt(cells)}**"
+        yield ""
     if document["claims"]:
         header = ("claim", "here", "in order", "mean margin [95 %]", "the paper's own numbers")
         yield from table(header, map(_claim, document["claims"]))

@@ -148,6 +148,8 @@ def _run(
         raise UsageError(f"no cell of {chosen.name} could be run, for what is said above{hint}")
     for each in made.ruled:
         print(f"{each.found.verdict.value}: {each.expectation.claim}")
+    if made.at_chance:
+        print(f"note: {report.little_learnt(made.at_chance)}")
     for text in made.contradictions:
         print(f"the paper's own numbers: {text}")
     page, picture = report.write(made), report.draw(made)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from flwr_kd.experiments.papers import estimate, library
+from flwr_kd.experiments.papers import estimate, library, report
 from flwr_kd.plotting import beside_printed
 from flwr_kd.results import files
 from tests.cli.commands import Command, is_a_picture, scalars
@@ -358,6 +358,23 @@ def test_without_data_nothing_is_written(command: Command, tmp_path: Path, name:
     assert len(lines) == len({line.partition("data set ")[2].split()[0] for line in lines})
     assert all(line.endswith("name their folder with --data-dir FOLDER") for line in lines)
     assert not list(tmp_path.glob("o/*.md"))
+
+
+def test_a_table_at_chance_level_says_so(
+    command: Command, tmp_path: Path, mine: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("reproduce", "mine/table-2", *SMALL, "--seeds", "1")
+    assert "little was learnt" not in command(*words).out
+    document = json.loads((tmp_path / "o" / "table-2.json").read_text())
+    assert document["at-chance"] == []
+    best = max(cell["ours"]["1"] for cell in document["cells"])
+    # Ten classes: guessing gives ten percent.
+    for factor, found in ((best / 10 - 0.01, []), (best / 10 + 0.01, ["skewed"])):
+        monkeypatch.setattr(report, "CHANCE", factor)
+        out = command(*words).out
+        assert ("note: little was learnt in skewed: no row is above" in out) == bool(found)
+        assert json.loads((tmp_path / "o" / "table-2.json").read_text())["at-chance"] == found
+        assert ("**Little was learnt in" in (tmp_path / "o" / "table-2.md").read_text()) == bool(found)
 
 
 def test_a_picture_says_what_it_is_of(

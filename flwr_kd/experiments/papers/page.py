@@ -11,7 +11,7 @@ from flwr_kd.experiments.papers.expectations import GridCell, Seeds, Verdict
 from flwr_kd.experiments.papers.measures import MEASURES
 from flwr_kd.experiments.papers.page_parts import NONE, controls, cost_columns, costs, interval, table
 from flwr_kd.experiments.papers.printed import points, with_unit
-from flwr_kd.experiments.papers.report import Report, Ruled
+from flwr_kd.experiments.papers.report import Report, Ruled, little_learnt
 from flwr_kd.experiments.papers.reproduction import stand_ins
 from flwr_kd.experiments.papers.schema import PaperCell, PaperExperiment, Printed
 from flwr_kd.results.statistics import Difference, paired_difference
@@ -77,6 +77,10 @@ def _scale(report: Report) -> Iterator[str]:
         made = ", ".join(f"{name} {value}" for name, value in report.versions.items())
         seeds = ", ".join(map(str, reproduction.seeds))
         yield f"Seeds {seeds}. Made with {made}."
+        yield ""
+    if report.at_chance:
+        warning = little_learnt(report.at_chance)
+        yield f"**{warning[:1].upper()}{warning[1:]}.**"
         yield ""
 
 

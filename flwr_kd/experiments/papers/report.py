@@ -6,11 +6,13 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from flwr_kd.checks import DataError
 from flwr_kd.experiments.papers.computed import Quantity, class_counts, counted, quantities
 from flwr_kd.experiments.papers.expectations import GridCell, Verdicts, verdict, without
+from flwr_kd.experiments.papers.measures import value_of
 from flwr_kd.experiments.papers.ours import our_grid, target_of
 from flwr_kd.experiments.papers.printed import measure_of, paper_agrees, paper_grid, points, with_unit
 from flwr_kd.experiments.papers.reproduction import Reproduction, others_of, results_of, stand_ins
@@ -22,9 +24,30 @@ from flwr_kd.results.measures import Target
 from flwr_kd.results.schema import Comparison
 from flwr_kd.results.statistics import Difference
 
-__all__ = ["COSTS", "Report", "Ruled", "Said", "draw", "draw_clients", "page_file", "report", "write"]
+__all__ = [
+    "CHANCE",
+    "COSTS",
+    "Report",
+    "Ruled",
+    "Said",
+    "draw",
+    "draw_clients",
+    "little_learnt",
+    "page_file",
+    "report",
+    "write",
+]
 
 _LEAST_SHARE = 0.5
+CHANCE = 1.5
+"""Times the accuracy of guessing, below which a page says that little was learnt."""
+_OF_ONE_GUESS = (
+    "local_accuracy",
+    "trained_accuracy",
+    "common_accuracy",
+    "global_accuracy",
+    "global_on_clients",
+)
 COSTS = (
     *("better_off", "bytes_up", "bytes_down", "bytes_knowledge", "seconds", "round_trips"),
     *("parameters_trained", "parameters_held", "parameters_server"),
@@ -83,6 +106,8 @@ class Report:
         What the results were made with.
     command : str
         The command line.
+    at_chance : tuple of str
+        Cells in which no row is above :data:`CHANCE` times what guessing gives: their order of rows says little.
     """
 
     reproduction: Reproduction
@@ -97,6 +122,7 @@ class Report:
     targets: dict[str, Target] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     command: str = ""
+    at_chance: tuple[str, ...] = ()
 
     @property
     def cells(self) -> dict[str, PaperCell]:
@@ -164,7 +190,21 @@ def report(
         targets={cell: target for cell, target in targets.items() if target is not None},
         versions=next((dict(result.versions) for result in results.values()), {}),
         command=command,
+        at_chance=tuple(cell for cell, result in results.items() if _is_at_chance(experiment, result)),
     )
+
+
+def _is_at_chance(experiment: PaperExperiment, result: Comparison) -> bool:
+    """Whether no row has learnt much more than to guess one of the classes."""
+    classes = max((len(row) for run in result.runs for row in run.histogram), default=0)
+    found = []
+    for row, runs in result.by_method().items():
+        for measure in experiment.measures.values():
+            name = measure.for_row(row)
+            if name in _OF_ONE_GUESS:
+                values = [value for run in runs if (value := value_of(run, name)) is not None]
+                found += [fmean(values)] if values else []
+    return classes > 0 and bool(found) and max(found) < CHANCE / classes
 
 
 def _summary(result: Comparison, target: Target | None) -> list[dict[str, Any]]:
@@ -221,6 +261,14 @@ def _contradictions(reproduction: Reproduction, ruled: list[Ruled]) -> list[str]
 def _is_of_all(about: str, experiment: PaperExperiment) -> bool:
     """Return whether a finding that names no table is one of this experiment's kind."""
     return experiment.trained and not any(character.isdigit() for character in about)
+
+
+def little_learnt(cells: Sequence[str]) -> str:
+    """Return the warning of :attr:`Report.at_chance`."""
+    return (
+        f"little was learnt in {', '.join(cells)}: no row is above {CHANCE:g} times the accuracy of guessing, so "
+        "that the order of rows says little"
+    )
 
 
 def page_file(reproduction: Reproduction) -> Path:
@@ -378,6 +426,7 @@ def _document(made: Report) -> dict[str, Any]:
             for each in made.quantities
         ],
         "class-counts": made.class_counts,
+        "at-chance": list(made.at_chance),
         "not-run": made.not_run,
     }
 
