@@ -371,8 +371,6 @@ GRIDS = {
     "ktpfl-rate": ktpfl_rate,
     "ktpfl-precision": ktpfl_precision,
 }
-NOT_RUN = ("feddkc-order", *(f"fedhkd-controls-{alpha}" for alpha in ALPHAS))
-"""Grids without a result, for which there was no time."""
 
 
 def main() -> None:

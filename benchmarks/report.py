@@ -412,6 +412,29 @@ def fedhkd_search() -> str:
     return f"{markdown(['weight', *columns], rows)}\n\n{made_with('grid-fedhkd')}"
 
 
+def fedhkd_controls(metric: str) -> str:
+    """Return what FedHKD has over FedAvg with settings of its search, and over the same without knowledge."""
+    rows = []
+    for alpha in grids.ALPHAS:
+        cells = document(f"grid-fedhkd-controls-{alpha}")["cells"]
+        by_cell = {
+            name: {int(seed): run[metric] for seed, run in cell["seeds"].items()}
+            for name, cell in cells.items()
+        }
+        for name in ("fedavg", "fedhkd", *grids.FOUND):
+            others = ("fedavg", *(f"{name}-{control}" for control in grids.CONTROLS))
+            over = [
+                points(paired_difference(by_cell[name], by_cell[other]))
+                if other in by_cell and other != name
+                else "–"
+                for other in others
+            ]
+            rows.append([alpha, f"`{name}`", percent([*by_cell[name].values()]), *over])
+    header = ["α", "setting", f"{MEASURED_AS[metric]} %", "over `fedavg`"]
+    header += [f"over {control} knowledge" for control in grids.CONTROLS]
+    return f"{markdown(header, rows)}\n\n{made_with('grid-fedhkd-controls-0.1')}"
+
+
 def overhead() -> str:
     """Rounds over those of a bare loop."""
     rows = [overhead_program.cells(row) for row in document("overhead")["rows"]]
@@ -593,6 +616,7 @@ TABLES: dict[str, Callable[..., str]] = {
     "baselines-side-by-side": baselines_side_by_side,
     "sgd": with_sgd,
     "search-fedhkd": fedhkd_search,
+    "controls-fedhkd": fedhkd_controls,
     "overhead": overhead,
     "shares": shares,
     "sizes": sizes,
