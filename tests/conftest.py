@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -24,6 +25,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 # Ray gives its workers the least priority but four: beside other tests on a small machine they would hardly run.
 os.environ.setdefault("RAY_worker_niceness", "0")
+# PyTorch chooses the folder of its cache when it first needs it: below the folder of temporary files, which is then
+# perhaps one of a test's own that is to stay empty.
+os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor_{os.getuid()}")
 
 
 @pytest.fixture
