@@ -31,6 +31,7 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, get_args, get_type_hints
@@ -281,26 +282,41 @@ def planned(
     if repeated := [name for name, count in Counter(cell.id for cell in cells).items() if count > 1]:
         raise ConfigError(f"run: two comparisons have the id {repeated[0]!r}: give one of them another")
     found: list[Planned] = []
+    before: list[object] = []
     for cell, values in itertools.product(cells, _combinations(of_options)):
-        chosen = {**option_values({**form.settings, **cell.settings, **values}), **(settings or {})}
+        own = option_values({**form.settings, **cell.settings, **values})
         entries = entries_of(form, names, cell.set, assignments=assignments, grid=of_methods)
+        rows = _rows_before(form, names, cell)
         if "model" in (settings or {}):
             entries = tuple(replace(entry, model=None) for entry in entries)
-        if settings or assignments:
-            _check_differ(
-                [(each.name, (each.method.name, each.config, each.model)) for each in entries], "rows"
-            )
+        _check_differ(
+            [(each.name, (each.method.name, each.config, each.model)) for each in entries],
+            # A row of the grid is its method's or its name's with further values.
+            [rows.get(each.name, rows.get(each.name.partition(", ")[0])) for each in entries],
+            "rows",
+        )
         place = " ".join(
             [*([cell.id] if cell.id else []), *(f"{key}={value}" for key, value in values.items())]
         )
-        found.append(Planned(id=re.sub(r"[^\w .,=+-]", "-", place), settings=chosen, entries=entries))
-    if settings and all(
-        (each.settings, each.entries) == (found[0].settings, found[0].entries) for each in found
-    ):
+        found.append(
+            Planned(
+                id=re.sub(r"[^\w .,=+-]", "-", place), settings={**own, **(settings or {})}, entries=entries
+            )
+        )
+        before.append((own, rows))
+    now = [(each.id, (each.settings, each.entries)) for each in found]
+    if all(each == now[0][1] for _, each in now) and any(each != before[0] for each in before):
         return [replace(found[0], id="")]
-    if settings:
-        _check_differ([(each.id, (each.settings, each.entries)) for each in found], "comparisons")
+    _check_differ(now, before, "comparisons")
     return found
+
+
+def _rows_before(form: RunForm, names: Sequence[str], cell: Cell) -> dict[str, object]:
+    """Return what each row is without the command line's values and the grid's; nothing if it is not allowed."""
+    with suppress(ConfigError):
+        rows = entries_of(form, names, cell.set)
+        return {each.name: (each.method.name, each.config, each.model) for each in rows}
+    return {}
 
 
 def entries_of(
@@ -395,15 +411,14 @@ def _check_named(name: str, named: Named) -> None:
         )
 
 
-def _check_differ(found: Sequence[tuple[str, object]], what: str) -> None:
-    """Refuse runs that differ in nothing but their names, since the command line replaces what they differ in."""
-    for number, (name, values) in enumerate(found):
-        for other, others in found[:number]:
-            if values == others:
-                raise ConfigError(
-                    f"the {what} {other!r} and {name!r} are the same with the options of the command line, which "
-                    "replace what they differ in: leave out the option, or one of them"
-                )
+def _check_differ(now: Sequence[tuple[str, object]], before: Sequence[object], what: str) -> None:
+    """Refuse runs that differ in nothing but their names, where the command line replaced what they differed in."""
+    for (first, one), (second, other) in itertools.combinations(enumerate(now), 2):
+        if one[1] == other[1] and before[first] != before[second]:
+            raise ConfigError(
+                f"the {what} {one[0]!r} and {other[0]!r} are the same with the options of the command line, which "
+                "replace what they differ in: leave out the option, or one of them"
+            )
 
 
 def _field(key: str) -> str:

@@ -102,6 +102,9 @@ def test_rows_that_the_callers_values_make_equal_are_refused(tmp_path: Path) -> 
     with pytest.raises(ConfigError, match="the rows 'fedhkd' and 'strong' are the same"):
         planned(form(tmp_path, text), assignments=["gamma=0.3"])
     assert len(planned(form(tmp_path, TEXT), assignments=["gamma=0.3"])) == 1
+    as_in_a_result = text.replace("strong", '"fedhkd, gamma=0.5"').replace('""', '"')
+    with pytest.raises(ConfigError, match=r"the rows 'fedhkd' and 'fedhkd, gamma=0.5' are the same"):
+        planned(form(tmp_path, as_in_a_result), assignments=["gamma=0.3"])
     with pytest.raises(ConfigError, match="the rows 'fedhkd' and 'strong' are the same"):
         planned(form(tmp_path, TEXT), assignments=["gamma=0.3"], settings={"model": "mlp"})
     cells = "[[run]]\nid = 'a'\nsettings = { clients = 3 }\n[[run]]\nid = 'b'\n"
@@ -109,6 +112,24 @@ def test_rows_that_the_callers_values_make_equal_are_refused(tmp_path: Path) -> 
     third = "[[run]]\nid = 'c'\nsettings = { rounds = 3 }\n"
     with pytest.raises(ConfigError, match="the comparisons 'a' and 'b' are the same"):
         planned(form(tmp_path, TEXT + cells + third), settings={"clients": 4})
+
+
+def test_what_is_equal_in_the_file_may_stay_so(tmp_path: Path) -> None:
+    """As cells of a paper's table that differ in how their numbers are read only."""
+    text = TEXT.replace(", temperature = 0.25", "") + "[named.again]\nmethod = 'fedavg'\n"
+    cells = (
+        "".join(f"[[run]]\nid = '{name}'\n" for name in "ab")
+        + "[[run]]\nid = 'c'\nset = { weight-decay = 0.9 }\n"
+    )
+    for given in ({}, {"clients": 4}):
+        plans = planned(
+            form(tmp_path, text + cells),
+            settings=given,
+            assignments=["batch-size=4"],
+            methods=["fedavg", "again"],
+        )
+        assert [plan.id for plan in plans] == ["a", "b", "c"]
+        assert [row.name for row in plans[0].entries] == ["fedavg", "again"]
 
 
 def test_the_callers_model_is_that_of_all_rows(tmp_path: Path) -> None:
@@ -125,6 +146,13 @@ def test_each_table_that_trains_is_such_a_file() -> None:
                 plans = planned(read_run_form(folder / f"{each.id}.toml"))
                 assert [row.name for row in plans[0].entries] == list(rules.taken(each).methods)
                 assert len(plans) == max(1, len(each.run))
+                # An option that none of them has changes none of their differences.
+                elsewhere = planned(
+                    read_run_form(folder / f"{each.id}.toml"),
+                    settings={"device": "cpu"},
+                    assignments=["batch-size=8"],
+                )
+                assert [plan.id for plan in elsewhere] == [plan.id for plan in plans]
 
 
 def test_what_trains_nothing_is_refused() -> None:
