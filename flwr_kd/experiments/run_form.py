@@ -286,7 +286,7 @@ def planned(
     for cell, values in itertools.product(cells, _combinations(of_options)):
         own = option_values({**form.settings, **cell.settings, **values})
         entries = entries_of(form, names, cell.set, assignments=assignments, grid=of_methods)
-        rows = _rows_before(form, names, cell)
+        rows = _rows_before(form, names, cell, of_methods)
         if "model" in (settings or {}):
             entries = tuple(replace(entry, model=None) for entry in entries)
         _check_differ(
@@ -311,11 +311,13 @@ def planned(
     return found
 
 
-def _rows_before(form: RunForm, names: Sequence[str], cell: Cell) -> dict[str, object]:
-    """Return what each row is without the command line's values and the grid's; nothing if it is not allowed."""
+def _rows_before(
+    form: RunForm, names: Sequence[str], cell: Cell, grid: Mapping[str, Mapping[str, Sequence[Value]]]
+) -> dict[str, object]:
+    """Return what each row is without the command line's values, with and without the grid's, where allowed."""
     with suppress(ConfigError):
-        rows = entries_of(form, names, cell.set)
-        return {each.name: (each.method.name, each.config, each.model) for each in rows}
+        rows = [*entries_of(form, names, cell.set), *entries_of(form, names, cell.set, grid=grid)]
+        return {row.name: (row.method.name, row.config, row.model) for row in rows}
     return {}
 
 

@@ -130,6 +130,10 @@ def test_what_is_equal_in_the_file_may_stay_so(tmp_path: Path) -> None:
         )
         assert [plan.id for plan in plans] == ["a", "b", "c"]
         assert [row.name for row in plans[0].entries] == ["fedavg", "again"]
+    # A value of the grid may be that of a row.
+    gridded = TEXT.replace('model = "lenet"', "") + "[grid.fedhkd]\ngamma = [0.2, 0.5]\n"
+    for given in ({}, {"clients": 4}):
+        assert len(one(form(tmp_path, gridded), settings=given, assignments=["batch-size=4"]).entries) == 4
 
 
 def test_the_callers_model_is_that_of_all_rows(tmp_path: Path) -> None:
