@@ -192,8 +192,7 @@ def _say(chosen: Reproduction, data_dir: str | None) -> None:
         print(f"  {form.small.note}")
     print(f"  folder {chosen.folder}, seeds {', '.join(map(str, chosen.seeds))}")
     for cell in form.run if not chosen.jobs else ():
-        values = {**cell.settings, **cell.set, **cell.values}
-        print(f"{cell.id}: computed; {', '.join(f'{name}={value}' for name, value in values.items())}")
+        print(f"{cell.id}: computed; {', '.join(f'{name}={value}' for name, value in cell.own.items())}")
     there = reproduction.results_of(chosen)
     for job in chosen.jobs:
         result = there.get(job.cells[0].id)

@@ -7,7 +7,6 @@ import importlib.util
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from flwr_kd import registry
 from flwr_kd.checks import ConfigError
@@ -156,7 +155,7 @@ def why_none(cells: tuple[PaperCell, ...], terms: Sequence[str], settings: Mappi
     """Say which of the terms no cell has, and what there is."""
     known: dict[str, dict[str, None]] = {}
     for cell in cells:
-        for name, value in {**settings, **_own(cell)}.items():
+        for name, value in {**settings, **cell.own}.items():
             known.setdefault(name, {})[str(value)] = None
     for term in terms:
         name, sign, value = term.partition("=")
@@ -168,12 +167,8 @@ def why_none(cells: tuple[PaperCell, ...], terms: Sequence[str], settings: Mappi
     return f"no cell has {'all of ' if len(terms) > 1 else ''}{', '.join(terms)}; there are {ids}"
 
 
-def _own(cell: PaperCell) -> dict[str, Any]:
-    return {**cell.settings, **cell.set, **cell.values}
-
-
 def _named(cell: PaperCell, term: str, settings: Mapping[str, Value]) -> bool:
-    own = _own(cell)
+    own = cell.own
     name, sign, value = term.partition("=")
     if sign:
         return str({**settings, **own}.get(name)) == value

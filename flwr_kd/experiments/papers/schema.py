@@ -189,6 +189,11 @@ class PaperCell(Cell):
     formula: dict[str, str] = field(default_factory=dict)
     note: str = ""
 
+    @property
+    def own(self) -> dict[str, Any]:
+        """Its own options, hyper-parameters and other values."""
+        return {**self.settings, **self.set, **self.values}
+
 
 @dataclass(frozen=True, kw_only=True)
 class PaperSays:
