@@ -22,7 +22,7 @@ COVERAGE := -n 4 --mutations 500 --ignore=tests/deploy --cov=flwr_kd --cov=strat
 help:
 	@echo "make demo         install, then compare FedAvg and FedProto on digits over 10 clients: table, plot, JSON"
 	@echo "make quick        tests within the process, one method of each kind, no fuzzing: under 3 minutes on 2 cores"
-	@echo "make test         all tests but the slow ones: about a quarter of an hour on 2 cores"
+	@echo "make test         all tests but the slow ones: 20 to 25 minutes on 2 cores"
 	@echo "make test-slow    slow tests and long fuzzing: about half an hour on 2 cores"
 	@echo "make test-oldest  make test in .venv-oldest, with the oldest versions that pyproject.toml allows"
 	@echo "make test-newest  make test in .venv-newest, with the newest Flower, pre-releases included"
