@@ -31,6 +31,9 @@ the small version of the paper's Table 2 with 10 clients.
 
 `ktpfl-precision`: soft predictions in 32, 16 and 8 bits, in the setting of `ktpfl-groups`.
 
+`settings-PARTITION`: the methods that the papers compare with, each with its defaults and with other settings, on
+20 clients.
+
 Usage: python benchmarks/grids.py NAME --out FILE [--cells NAME,...]     (times of one core: see GRIDS)
 
 The file is written after each run, and runs that it has are not run again.
@@ -333,6 +336,48 @@ def ktpfl_rate() -> Grid:
     return Grid("alone", cells, (0, 1, 2), experiment, common)
 
 
+PERSONAL: dict[str, tuple[str, ...]] = {
+    "fedavg": ("fedavg",),
+    "fedavg-ft": ("fedavg-ft",),
+    "fedavg-ft-head": ("fedavg-ft", "personalize-part=head"),
+    "fedavg-ft-sgd-0.05": ("fedavg-ft", "optimizer=sgd", "lr-decay=1", "learning-rate=0.05"),
+    "fedavg-ft-sgd-0.1": ("fedavg-ft", "optimizer=sgd", "lr-decay=1", "learning-rate=0.1"),
+    "fedamp": ("fedamp",),
+    "fedamp-cosine-1000": ("fedamp", "cosine-scale=1000"),
+    "fedamp-distance": ("fedamp", "attention=distance"),
+    "fedfomo": ("fedfomo",),
+    "fedfomo-unhelped-own": ("fedfomo", "unhelped=own"),
+    "per-fedavg": ("per-fedavg",),
+    "per-fedavg-0.05": ("per-fedavg", "learning-rate=0.05", "alpha=0.05"),
+    "per-fedavg-hf-0.05": ("per-fedavg-hf", "learning-rate=0.05", "alpha=0.05"),
+    "per-fedavg-0.1-5-steps": ("per-fedavg", "learning-rate=0.1", "alpha=0.1", "personalize-steps=5"),
+}
+"""Methods whose clients get models of their own, and their settings, by cell."""
+FURTHER: dict[str, tuple[str, ...]] = {
+    "pfedme": ("pfedme",),
+    "pfedme-0.05": ("pfedme", "learning-rate=0.05"),
+    "pfedhn": ("pfedhn",),
+    "pfedhn-rate-0.003": ("pfedhn", "server-learning-rate=0.003"),
+    "pfedhn-momentum-0": ("pfedhn", "server-momentum=0"),
+    "pfedhn-steps-round": ("pfedhn", "server-steps=round"),
+    "pfedhn-steps-as-sent": ("pfedhn", "server-steps=reply-as-sent"),
+    "pfedhn-pc": ("pfedhn-pc",),
+    "dafkd": ("dafkd",),
+    "fedhkd": ("fedhkd",),
+    "fedhkd-dafkd": ("fedhkd-dafkd",),
+    "fedgen": ("fedgen",),
+    "fedgen-head": ("fedgen-head",),
+}
+"""Likewise the others, on one of the two partitions."""
+
+
+def other_settings(partition: str, *cells: dict[str, tuple[str, ...]]) -> Grid:
+    """Defaults and other settings; 20 rounds on batches of 20. Some 15 and 30 minutes."""
+    rows = {name: Cell(method, tuple(own)) for part in cells for name, (method, *own) in part.items()}
+    experiment = {"dataset": "digits", "partition": partition, "clients": 20, "rounds": 20}
+    return Grid("fedavg-ft", rows, (0, 1, 2), experiment, ("batch-size=20",))
+
+
 @contextmanager
 def knowing_the_groups() -> Iterator[None]:
     """Let KT-pFL's targets be the means over a client's own group; those of `ktpfl-1` are halves of the clients."""
@@ -370,6 +415,8 @@ GRIDS = {
     "ktpfl-groups": ktpfl_groups,
     "ktpfl-rate": ktpfl_rate,
     "ktpfl-precision": ktpfl_precision,
+    "settings-inner-dirichlet": functools.partial(other_settings, "inner-dirichlet:0.1", PERSONAL, FURTHER),
+    "settings-pathological": functools.partial(other_settings, "pathological:2", PERSONAL),
 }
 
 

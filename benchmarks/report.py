@@ -484,19 +484,22 @@ MEASURED_AS = {
 }
 
 
-def grid(name: str, *metrics: str) -> str:
+def grid(name: str, *words: str) -> str:
     """Return a table of benchmarks/grids.py: a row per measured cell, in percent, with differences to the control.
 
-    Differences are paired by seed, with 95 % intervals.
+    Differences are paired by seed, with 95 % intervals. The words are the columns' metrics, and cells where not all
+    are shown.
     """
     made = document(f"grid-{name}")
-    cells, control = made["cells"], made["control"]
+    control, metrics = made["control"], [word for word in words if word in MEASURED_AS]
+    shown = [word for word in words if word not in MEASURED_AS]
+    cells = {cell: made["cells"][cell] for cell in shown or made["cells"]}
     labels = {metric: MEASURED_AS[metric] for metric in metrics}
     if any(cell["experiment"].get("validation") for cell in cells.values()):
         labels["global_accuracy"] = "global, validation data"
 
     def column(cell: str, metric: str) -> dict[int, float | None]:
-        return {int(seed): run.get(metric) for seed, run in cells[cell]["seeds"].items()}
+        return {int(seed): run.get(metric) for seed, run in made["cells"][cell]["seeds"].items()}
 
     rows = []
     for cell, measured in cells.items():
