@@ -366,6 +366,8 @@ FURTHER: dict[str, tuple[str, ...]] = {
     "fedhkd": ("fedhkd",),
     "fedhkd-dafkd": ("fedhkd-dafkd",),
     "fedgen": ("fedgen",),
+    # The control: its generator learns nothing of the clients.
+    "fedgen-without-clients": ("fedgen", "ensemble-weight=0"),
     "fedgen-head": ("fedgen-head",),
 }
 """Likewise the others, on one of the two partitions."""
