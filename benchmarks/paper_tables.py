@@ -200,12 +200,13 @@ def _rows(experiment: PaperExperiment, document: Document) -> Iterator[str]:
             share = _mean(of_cells, "better-off")
             cells.append(NONE if share is None else f"{100 * share:.0f}")
         sent = [_mean(of_cells, name) for name in ("bytes-up", "bytes-down")]
-        cells.append(_short(sum(number or 0 for number in sent) / _MEGABYTE))
+        # What carries clients that train alone is no part of it.
+        cells.append(NONE if row == ALONE else _short(sum(number or 0 for number in sent) / _MEGABYTE))
         cells.append(_short(_mean(of_cells, "seconds")))
         reached = [cell for cell in of_cells if "rounds-to-target" in cell]
         some = "" if len(reached) == len(of_cells) else f" ({len(reached)} of {len(of_cells)} cells)"
         for name, unit in (("rounds-to-target", 1), ("bytes-to-target", _MEGABYTE), ("seconds-to-target", 1)):
-            value = _mean(reached, name)
+            value = None if row == ALONE and unit == _MEGABYTE else _mean(reached, name)
             cells.append(NONE if value is None else f"{_short(value / unit)}{some}")
         rows.append(cells)
     yield from table(header, rows)

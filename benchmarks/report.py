@@ -53,6 +53,7 @@ from rich.console import Console
 from flwr_kd import registry
 from flwr_kd.plotting.style import palette
 from flwr_kd.results import files, table
+from flwr_kd.results.clients import ALONE
 from flwr_kd.results.measures import Target
 from flwr_kd.results.schema import Comparison, RunResult
 from flwr_kd.results.statistics import Difference, paired_difference
@@ -163,6 +164,8 @@ def side_by_side(part: str) -> str:
     rows = []
     for row, runs in groups.items():
         _, sent, seconds = to_target(runs)
+        if row == ALONE:
+            sent = "–"
         # A client with another model is not better off by what it has learnt.
         share = None if has_own_models(registry.get(runs[0].method)) else better[row]
         rows.append(

@@ -293,6 +293,9 @@ class MethodConfig:
     def check_classes(self, num_classes: int) -> None:
         """Raise :class:`ConfigError` if a value is not allowed with C classes; the base has no rule."""
 
+    def check_public_labels(self, highest: int, classes: int) -> None:
+        """Raise :class:`ConfigError` if public data's labels up to ``highest`` do not fit; the base has no rule."""
+
     def check_unlabelled(self) -> None:
         """Raise :class:`ConfigError` if a value needs labels of public data; the base has no rule."""
 

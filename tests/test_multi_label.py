@@ -21,7 +21,7 @@ from flwr_kd.checks import ConfigError
 from flwr_kd.client.client import KDClient
 from flwr_kd.data import DataError, MultiLabelDataset, Samples, Selection, load, load_public
 from flwr_kd.data._base import Bundle
-from flwr_kd.experiments.comparison import compare
+from flwr_kd.experiments.comparison import compare, prepare
 from flwr_kd.experiments.experiment import Experiment
 from flwr_kd.experiments.options import ExperimentOptions
 from flwr_kd.experiments.runner import run
@@ -225,3 +225,11 @@ def test_flipped_labels_need_one_class(own: str) -> None:
     )
     with pytest.raises(ConfigError, match="attack 'label-flip' needs one class per sample, and these have"):
         run(METHODS["fedavg"], experiment)
+
+
+def test_clients_alone_are_refused_by_the_name_of_their_row(own: str) -> None:
+    options = ExperimentOptions(dataset=own, clients=2, rounds=1, backend="inline")
+    with pytest.raises(
+        ConfigError, match=r"the row alone, fedproto with proto-weight=0: fedproto needs one class"
+    ):
+        prepare(["alone"], options, seeds=[0])

@@ -6,7 +6,7 @@ import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple, TextIO
 
@@ -108,6 +108,10 @@ def _jobs_of_file(
     form = run_form.read_run_form(file)
     plans = run_form.planned(form, settings=given, assignments=options.settings or (), methods=methods)
     chosen = read_seeds(seeds) if seeds else form.seeds or read_seeds(_SEEDS)
+    if seeds:
+        plans = [
+            replace(plan, entries=tuple(replace(row, seeds=()) for row in plan.entries)) for plan in plans
+        ]
     several = options.out or Path("runs") / (file.parent.name if file.suffix == ".json" else file.stem)
     return [
         _Job(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -56,7 +56,7 @@ def cinic10(data_dir: Path | None) -> Source:
             f"data set 'cinic10' in {root}: train has the classes {train.classes}, test has {test.classes}"
         )
     parts = [_part(*zip(*folder.samples, strict=True)) for folder in (train, test)]
-    return Source(parts[0], parts[1], 10)
+    return Source(parts[0], parts[1], 10, tuple(train.classes))
 
 
 def tiny_imagenet(data_dir: Path | None) -> Source:
@@ -107,6 +107,13 @@ def chexpert_multilabel(data_dir: Path | None) -> Source:
     return _radiographs(data_dir, single=False)
 
 
+def _rows(reader: csv.DictReader[str], table: Path) -> Iterator[dict[str, str]]:
+    try:
+        yield from reader
+    except csv.Error as error:
+        raise DataError(f"{table}, row {reader.reader.line_num} is no row of a table: {error}") from None
+
+
 def _radiographs(data_dir: Path | None, *, single: bool) -> Source:
     folders = ("", "CheXpert-v1.0-small", "CheXpert-v1.0", "chexpert")
     root = _root("chexpert", data_dir, folders, ("train/patient*/study*/*.jpg", "train.csv"))
@@ -117,7 +124,7 @@ def _radiographs(data_dir: Path | None, *, single: bool) -> Source:
         raise DataError(
             f"{table} must have the columns Path and the 14 findings; {missing[0]!r} is not there"
         )
-    for row in reader:
+    for row in _rows(reader, table):
         match = _PATIENT.search(row["Path"] or "")
         if match is None:
             raise DataError(

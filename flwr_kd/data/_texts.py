@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import warnings
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -154,13 +155,20 @@ def _orange_files(data_dir: Path) -> dict[str, Path | zipfile.Path] | None:
 def _read_tab(file: Path | zipfile.Path, name: str) -> Any:
     """Read Orange's format: one line each of names, types and flags, then the rows."""
     pandas = require("pandas")
-    frame = pandas.read_csv(
-        io.StringIO(file.read_text(encoding="utf-8")),
-        sep="\t",
-        skiprows=[1, 2],
-        dtype=str,
-        keep_default_na=False,
-    )
+    try:
+        with warnings.catch_warnings():
+            # A row with more cells than there are names.
+            warnings.simplefilter("error", pandas.errors.ParserWarning)
+            frame = pandas.read_csv(
+                io.StringIO(file.read_text(encoding="utf-8-sig")),
+                sep="\t",
+                skiprows=[1, 2],
+                dtype=str,
+                keep_default_na=False,
+                index_col=False,
+            )
+    except (ValueError, pandas.errors.ParserWarning) as error:
+        raise DataError(f"{file} cannot be read: {error}") from error
     if not {"Category", "Text"} <= set(frame.columns):
         raise DataError(f"{name} must have the columns 'Category' and 'Text', not {list(frame.columns)}")
     return frame
@@ -211,11 +219,12 @@ def _read_rows(file: Path) -> list[_Row]:
     try:
         if file.suffix == ".parquet":
             return _numbered(require("pyarrow.parquet").read_table(file).to_pylist(), str(file))
-        text = file.read_text(encoding="utf-8")
+        text = file.read_text(encoding="utf-8-sig")
         if file.suffix in (".json", ".jsonl"):
             if text.lstrip().startswith("["):
                 return _numbered(json.loads(text), str(file))
-            lines = enumerate(text.splitlines(), start=1)
+            # Other ends of lines, such as U+2028, may stand within a JSON text.
+            lines = enumerate(text.split("\n"), start=1)
             return [(f"{file}, line {number}", json.loads(line)) for number, line in lines if line.strip()]
         tab = file.suffix == ".tsv"
         # GLUE's tsv has unescaped quotation marks in its sentences.

@@ -410,9 +410,9 @@ def _divide(
     fifth = len(train) // _FIFTH
     rng = numpy_generator(seed, "data", "cut")
     if test is None:
-        test, train = _take(train, fifth, rng, name)
+        test, train = _take(train, fifth, rng, name, "a fifth that is held back as the test set")
     if hold_back or holds_back(name):
-        public, train = _take(train, selection.held or fifth, rng, name)
+        public, train = _take(train, selection.held or fifth, rng, name, "hold-back")
     vocabulary = 0
     if name.startswith(_hub.PREFIX):
         hub = _hub.loaded(name, data_dir)
@@ -431,13 +431,13 @@ def _divide(
     return _Divided(train, test, public, source.num_classes, encode, vocabulary, names, inputs)
 
 
-def _take(part: Part, size: int, rng: np.random.Generator, name: str) -> tuple[Part, Part]:
+def _take(part: Part, size: int, rng: np.random.Generator, name: str, what: str) -> tuple[Part, Part]:
     taken = stratified(part.labels, size, rng, keep=1)
     if not taken.any():
         raise DataError(f"data set {name!r}: {len(part)} samples are too few to hold a fifth back")
     if taken.sum() < size:
         raise DataError(
-            f"data set {name!r}: hold-back must leave a sample of each class, and be at most {taken.sum()}, "
+            f"data set {name!r}: {what} must leave a sample of each class, and be at most {taken.sum()}, "
             f"got {size}"
         )
     return part[taken], part[~taken]

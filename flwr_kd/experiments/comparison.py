@@ -29,7 +29,7 @@ from flwr_kd.experiments.options import ExperimentOptions
 from flwr_kd.experiments.resumption import Unfinished
 from flwr_kd.plotting import remove_pictures
 from flwr_kd.results import files, provenance
-from flwr_kd.results.clients import ALONE
+from flwr_kd.results.clients import ALONE, is_alone
 from flwr_kd.results.schema import Comparison, RunResult
 from flwr_kd.server.callbacks import Callback
 from flwr_kd.server.records import RoundStats
@@ -42,6 +42,7 @@ __all__ = [
     "ALONE_SETTINGS",
     "Entry",
     "Plan",
+    "check_alone",
     "compare",
     "configs_of",
     "method_of_row",
@@ -69,6 +70,8 @@ class Entry:
         The row's name, for a method that a comparison has several times; the method's if empty.
     model : str, optional
         The clients' models, in place of the experiment's.
+    seeds : tuple of int
+        Those of the comparison's seeds with which it runs; all of them if empty.
 
     Examples
     --------
@@ -81,6 +84,7 @@ class Entry:
     config: MethodConfig
     label: str = ""
     model: str | None = None
+    seeds: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         check_label(self.label)
@@ -129,7 +133,7 @@ class Plan:
     @property
     def rounds(self) -> int:
         """Number of rounds of all runs together."""
-        return len(self.entries) * sum(experiment.rounds for experiment in self.experiments)
+        return sum(experiment.rounds for _, experiment in self.runs())
 
     @property
     def models(self) -> dict[str, str]:
@@ -140,7 +144,8 @@ class Plan:
         """Yield entry and experiment of each run, in the order in which they run: seed by seed."""
         for experiment in self.experiments:
             for entry in self.entries:
-                yield entry, experiment
+                if not entry.seeds or experiment.seed in entry.seeds:
+                    yield entry, experiment
 
     def unharmed(self) -> list[str]:
         """Return the entries whose clients send nothing that the attack changes; none without an attack."""
@@ -218,7 +223,7 @@ def prepare(
     options : ExperimentOptions
         Shared by all runs.
     seeds : sequence of int
-        At least one.
+        At least one; a repeated one runs once.
     folder : Path, optional
         The result's; ``runs/`` and the entries' names if None.
     settings : sequence of str
@@ -238,7 +243,7 @@ def prepare(
         If the folder has a result that may not be overwritten, that is of other settings, or cannot be written to.
     """
     entries = _entries(names, settings)
-    experiments = tuple(Experiment.from_options(options, seed) for seed in seeds)
+    experiments = tuple(Experiment.from_options(options, seed) for seed in dict.fromkeys(seeds))
     folder = folder or Path("runs") / "-".join(entry.name for entry in entries)
     config, versions = experiments[0].shared(), provenance.versions()
     unfinished = Unfinished(
@@ -253,7 +258,14 @@ def prepare(
     files.check_free(folder, force=force or resume, ways=("force", "resume"))
     plan = Plan(entries, experiments, unfinished, config, versions, command)
     for entry, experiment in plan.runs():
-        runner.check(entry.of(experiment), entry.config, entry.method)
+        try:
+            runner.check(entry.of(experiment), entry.config, entry.method)
+        except ConfigError as error:
+            if is_alone(entry.name):
+                raise ConfigError(
+                    f"the row {entry.name}, {ALONE_BY} with {_texts(ALONE_SETTINGS)}: {error}"
+                ) from None
+            raise
     unfinished.begin(resume=resume, force=force)
     return plan
 
@@ -309,6 +321,9 @@ def run(
             resume=folder.last_round > 0,
             keep=unfinished.arrays_of(entry.name, experiment.seed) if keep_arrays else None,
         )
+        if is_alone(entry.name):
+            # What carries these runs is no part of training alone.
+            result = replace(result, rounds=tuple(stats.without_traffic() for stats in result.rounds))
         unfinished.add(replace(result, label=entry.label))
 
 
@@ -331,9 +346,21 @@ def write(plan: Plan) -> tuple[Comparison, Path]:
         config["attacker_ids"] = {
             str(seed): sorted(attacker_ids(replace(first, seed=seed))) for seed in seeds
         }
-    comparison = Comparison(config, dict(plan.versions), plan.command, tuple(runs))
+    comparison = Comparison(config, dict(plan.versions), _command(plan, runs), tuple(runs))
     remove_pictures(plan.unfinished.directory)
     return comparison, plan.unfinished.finish(comparison)
+
+
+def _texts(settings: Mapping[str, float]) -> str:
+    return ", ".join(f"{name}={value:g}" for name, value in settings.items())
+
+
+def _command(plan: Plan, runs: Sequence[RunResult]) -> str:
+    """Return what gives the result again: with those before, if they made runs which are not in the plan."""
+    planned = {(entry.name, experiment.seed) for entry, experiment in plan.runs()}
+    if any((run.name, run.seed) not in planned for run in runs):
+        return plan.unfinished.commands
+    return " ".join(word for word in plan.command.split(" ") if word != "--resume")
 
 
 def _in_order(plan: Plan) -> list[RunResult]:
@@ -346,6 +373,7 @@ def _in_order(plan: Plan) -> list[RunResult]:
 def _entries(rows: Sequence[str] | Sequence[Entry], settings: Sequence[str]) -> tuple[Entry, ...]:
     names = dict.fromkeys(row for row in rows if isinstance(row, str))
     methods = {name: method_of_row(name) for name in names}
+    check_alone(methods, settings)
     each_once = list({method.name: method for method in methods.values()}.values())
     configs = configs_of(each_once, settings) if methods else {}
     entries = [row for row in rows if isinstance(row, Entry)]
@@ -368,6 +396,39 @@ def method_of_row(name: str) -> registry.Method:
         If there is no such method.
     """
     return registry.get(ALONE_BY if name == ALONE else name)
+
+
+def check_alone(rows: Mapping[str, registry.Method], settings: Sequence[str]) -> None:
+    """Refuse a setting that only clients that train alone would have: it makes them what they are.
+
+    Parameters
+    ----------
+    rows : mapping of str to Method
+        The rows' methods by their names.
+    settings : sequence of str
+        As ``name=value``.
+
+    Raises
+    ------
+    ConfigError
+        If there is such a setting.
+
+    Examples
+    --------
+    >>> check_alone({"alone": method_of_row("alone"), "fedavg": registry.get("fedavg")}, ["proto-weight=1"])
+    Traceback (most recent call last):
+    ...
+    flwr_kd.checks.ConfigError: proto-weight is fixed at 0 in the row alone, got 'proto-weight=1'
+    """
+    others = [method for name, method in rows.items() if name != ALONE]
+    by_default = ALONE in rows and rows[ALONE].name == ALONE_BY
+    for text in settings if by_default else ():
+        name = _setting_name(text)
+        fixed = ALONE_SETTINGS.get(name.replace("_", "-"))
+        if fixed is not None and not any(name in method.config_class.field_types() for method in others):
+            raise ConfigError(
+                f"{name.replace('_', '-')} is fixed at {fixed:g} in the row {ALONE}, got {text!r}"
+            )
 
 
 def configs_of(methods: Sequence[registry.Method], settings: Sequence[str]) -> dict[str, MethodConfig]:

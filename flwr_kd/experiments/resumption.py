@@ -61,6 +61,8 @@ class Unfinished:
         Where the finished runs are.
     runs : list of RunResult
         The finished runs, in the order in which they ended.
+    commands : str
+        The commands that have made the runs, those of comparisons that went on included.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class Unfinished:
     ) -> None:
         self.directory, self.path = directory, directory / FOLDER
         self.runs: list[RunResult] = []
+        self.commands = command
         self._begun: list[tuple[str, int]] = []
         self._methods, self._models, self._hyperparameters = methods, models, hyperparameters
         self._now = Comparison(
@@ -185,7 +188,7 @@ class Unfinished:
             **self._now.config,
             "model": {name: self._models[name] for name in self._models if name in names},
         }
-        files.save(Comparison(config, self._now.versions, self._now.command, runs), self.path, force=True)
+        files.save(Comparison(config, self._now.versions, self.commands, runs), self.path, force=True)
 
     def _planned(self, name: str, seed: int, **more: Any) -> RunResult:
         """Return a run without rounds, as it is planned; the values are converted as a result converts them."""
@@ -214,6 +217,10 @@ class Unfinished:
             before = {**run.hyperparameters, "model": model, "method": run.method}
             now = {**wanted.hyperparameters, "method": wanted.method}
             self._check_same(directory, run.name, before, now, sorted({*before, *now}))
+        if saved.command and not f" && {saved.command}".endswith(f" && {self.commands}"):
+            self.commands = f"{saved.command} && {self.commands}"
+        elif saved.command:
+            self.commands = saved.command
         self.runs = [run for run in saved.runs if run.rounds]
         self._begun = [(run.name, run.seed) for run in saved.runs if not run.rounds]
 

@@ -39,7 +39,16 @@ from typing import Any, NamedTuple, TypeVar, get_args, get_type_hints
 from flwr_kd import registry
 from flwr_kd.checks import ConfigError, checked
 from flwr_kd.config import MethodConfig, meant
-from flwr_kd.experiments.comparison import ALONE_BY, ALONE_SETTINGS, Entry, configs_of, settings_of
+from flwr_kd.data.loading import public_name
+from flwr_kd.experiments.comparison import (
+    ALONE_BY,
+    ALONE_SETTINGS,
+    Entry,
+    check_alone,
+    configs_of,
+    method_of_row,
+    settings_of,
+)
 from flwr_kd.experiments.options import ExperimentOptions
 from flwr_kd.experiments.strict_toml import Value, build, read_toml
 from flwr_kd.results import files
@@ -51,6 +60,8 @@ __all__ = ["Cell", "Named", "Planned", "RunForm", "entries_of", "option_values",
 
 T = TypeVar("T")
 Values = dict[str, Value]
+_MAY_BE_NUMBERS = ("classes", "target")
+"""Options whose text may be a number."""
 _OF_RESULT_ONLY = ("model", "seeds", "attacker_ids")
 
 
@@ -66,6 +77,8 @@ class Named:
         Hyper-parameters, on top of the method's in the file.
     model : str, optional
         The clients' models, in place of the settings'.
+    seeds : tuple of int
+        Those of the seeds with which the row runs; all of them if empty.
     note : str
         Why; needed by a row that is named like another method.
     """
@@ -73,6 +86,7 @@ class Named:
     method: str
     set: Values = field(default_factory=dict)
     model: str | None = None
+    seeds: tuple[int, ...] = ()
     note: str = ""
 
 
@@ -197,17 +211,29 @@ def _of_result(result: Comparison) -> RunForm:
         for name, value in result.config.items()
         if name in known and value is not None
     }
+    if result.config.get("dataset") == "own":
+        raise ConfigError(
+            "the result is of clients' own data, which it does not have: run what made it again, its command"
+        )
+    # What follows from other options must be free to follow from others.
+    if result.config.get("client_samples") is not None:
+        settings.pop("limit", None)
+    if settings.get("public") == public_name(None, dataset=settings.get("dataset", ""), data_dir=None):
+        settings.pop("public")
     models = result.config.get("model")
     runs = result.by_method()
+    seeds = tuple(sorted({run.seed for run in result.runs}))
+    of_rows = {name: tuple(sorted(run.seed for run in of_name)) for name, of_name in runs.items()}
     return RunForm(
         methods=tuple(runs),
-        seeds=tuple(sorted({run.seed for run in result.runs})),
+        seeds=seeds,
         settings=settings,
         named={
             name: Named(
                 method=of_name[0].method,
                 set=of_name[0].hyperparameters,
                 model=models.get(name) if isinstance(models, Mapping) else models,
+                seeds=() if of_rows[name] == seeds else of_rows[name],
                 note="as in the result",
             )
             for name, of_name in runs.items()
@@ -225,8 +251,8 @@ def option_values(settings: Mapping[str, Value]) -> Values:
 
     Examples
     --------
-    >>> option_values({"fraction-train": 1, "partition": "iid"})
-    {'fraction_train': 1.0, 'partition': 'iid'}
+    >>> option_values({"fraction-train": 1, "partition": "iid", "target": 85})
+    {'fraction_train': 1.0, 'partition': 'iid', 'target': '85'}
     """
     hints = get_type_hints(ExperimentOptions)
     known = {each.name.replace("_", "-"): each.name for each in fields(ExperimentOptions)}
@@ -236,6 +262,8 @@ def option_values(settings: Mapping[str, Value]) -> Values:
             raise ConfigError(unknown_name("option", name, known))
         hint = hints[known[name]]
         kind = next(each for each in (*get_args(hint), hint) if isinstance(each, type))
+        if name in _MAY_BE_NUMBERS and isinstance(value, int | float) and not isinstance(value, bool):
+            value = str(value)
         values[known[name]] = checked(name, value, kind, {})
     return values
 
@@ -304,6 +332,12 @@ def planned(
             )
         )
         before.append((own, rows))
+    folders = Counter(each.id for each in found)
+    if twice := next((folder for folder, count in folders.items() if count > 1), None):
+        raise ConfigError(
+            f"run: two comparisons have the folder {twice!r}, in which other characters than letters, digits and "
+            "spaces .,=+- become -: give one of them another id"
+        )
     now = [(each.id, (each.settings, each.entries)) for each in found]
     if all(each == now[0][1] for _, each in now) and any(each != before[0] for each in before):
         return [replace(found[0], id="")]
@@ -353,12 +387,13 @@ def entries_of(
     methods = [row.method for row in rows.values()]
     for key in form.hyperparameters:
         if key != "all" and key not in form.named:
-            registry.get(key)
+            method_of_row(key)
     general = (grid or {}).get("", {})
     _check_known([*form.hyperparameters.get("all", {}), *(more or {})], methods)
     _check_known([*general], methods, "option or hyper-parameter", _options())
     if assignments:
         configs_of(methods, assignments)
+        check_alone({name: row.method for name, row in rows.items()}, assignments)
     entries = []
     for name, row in rows.items():
         own = (grid or {}).get(name, {})
@@ -376,9 +411,10 @@ def entries_of(
                 row.set,
                 values,
                 assigned,
+                ALONE_SETTINGS if (name, row.method.name) == (ALONE, ALONE_BY) else {},
             )
             label = ", ".join([name, *(f"{key}={value}" for key, value in values.items())])
-            entries.append(Entry(row.method, _config(row.method, layers, name), label, row.model))
+            entries.append(Entry(row.method, _config(row.method, layers, name), label, row.model, row.seeds))
     return tuple(entries)
 
 
@@ -386,12 +422,13 @@ class _Row(NamedTuple):
     method: registry.Method
     set: Mapping[str, Value]
     model: str | None
+    seeds: tuple[int, ...] = ()
 
 
 def _row_of(form: RunForm, name: str) -> _Row:
     if name in form.named:
         named = form.named[name]
-        return _Row(registry.get(named.method), named.set, named.model)
+        return _Row(registry.get(named.method), named.set, named.model, named.seeds)
     known = registry.methods()
     if name == ALONE:
         return _Row(known[ALONE_BY], ALONE_SETTINGS, None)

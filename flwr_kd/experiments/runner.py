@@ -283,6 +283,10 @@ def check(experiment: Experiment, config: MethodConfig, method: registry.Method 
                 f"{assignment('global_model', AVERAGE)} needs the same model at all clients, got "
                 f"{option('model', str(experiment.model))}: leave one of them out"
             )
+        if method.public_at == "clients" and experiment.own is None:
+            labels = getattr(public_of(experiment), "y", None)
+            if labels is not None and labels.ndim == 1:
+                config.check_public_labels(int(labels.max()), bundle.num_classes)
         method.strategy(
             config,
             **server_options(method, experiment),

@@ -34,7 +34,7 @@ def read_toml(file: Path) -> dict[str, Any]:
         If the file cannot be read, or is no TOML.
     """
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"), parse_float=Decimal)
+        return tomllib.loads(file.read_text(encoding="utf-8-sig"), parse_float=Decimal)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file} cannot be read: {error}") from None
     except tomllib.TOMLDecodeError as error:

@@ -23,7 +23,7 @@ from flwr_kd.plotting.style import (
     shared_config,
     write_picture,
 )
-from flwr_kd.results.clients import ALONE, ClientGains, client_gains
+from flwr_kd.results.clients import ClientGains, alone_beside, client_gains, is_alone
 from flwr_kd.results.errors import ResultError
 from flwr_kd.results.measures import ACCURACIES
 from flwr_kd.results.schema import Comparison, RunResult
@@ -130,8 +130,9 @@ def _better_off(group: Sequence[Comparison], metric: str) -> str:
     for comparison in group:
         rows = comparison.by_method()
         for name, runs in rows.items():
-            if ALONE in rows and name != ALONE and metric in ACCURACIES and ACCURACIES[metric].of_client:
-                found.setdefault(name, []).append(client_gains(runs, rows[ALONE], metric))
+            alone = None if is_alone(name) else alone_beside(name, rows)
+            if alone is not None and metric in ACCURACIES and ACCURACIES[metric].of_client:
+                found.setdefault(name, []).append(client_gains(runs, rows[alone], metric))
     counts = {
         name: (sum(each.better for each in of), sum(each.of for each in of)) for name, of in found.items()
     }
@@ -140,6 +141,9 @@ def _better_off(group: Sequence[Comparison], metric: str) -> str:
 
 
 def _axis(metric: str) -> str:
+    known = ACCURACIES.get(metric.replace("-", "_"))
+    if known is not None:
+        return f"{known.title} (%)"
     return f"{metric.replace('_', ' ').replace('-', ' ')} (%)"
 
 
@@ -168,7 +172,7 @@ def _bars(group: Sequence[Comparison], metric: str, by_model: bool) -> dict[str,
 def _labels(config: Mapping[str, Any], run: RunResult, by_model: bool) -> dict[str, str]:
     """Return what a run's clients are called: their number, with the model if models differ; or the model alone."""
     model = config.get("model")
-    text = model.get(run.method) if isinstance(model, Mapping) else model
+    text = model.get(run.name) if isinstance(model, Mapping) else model
     models = [name.strip() for name in str(text or "").split(",") if name.strip()]
     clients = run.rounds[-1].clients if run.rounds else {}
     if by_model and not (models and all(client.isdigit() for client in clients)):

@@ -81,6 +81,9 @@ def make_panels(
     metric: str = "global_accuracy",
 ) -> tuple[Figure, list[Axes]]:
     """Return a figure with an empty panel per method, titled with its name and its accuracy in the last round."""
+    if metric == "local_accuracy" and all(run.last[metric] is None for run in runs.values()):
+        # Without test splits of their own, clients are measured on the common test set.
+        metric = "common_accuracy"
     rows = math.ceil(len(runs) / _MOST_PANELS)
     columns = math.ceil(len(runs) / rows)
     width, tall = columns * (size + 0.5) + 1, rows * ((height or size) + 0.9) + 0.6
@@ -226,7 +229,11 @@ def _models(model: object) -> list[str]:
     names = list(dict.fromkeys(model.values() if isinstance(model, Mapping) else [model]))
     if names in ([], [None]):
         return []
-    return [str(names[0]).replace(",", ", ")] if len(names) == 1 else [f"{len(names)} models, by method"]
+    return (
+        [str(names[0]).replace(",", ", ")]
+        if len(names) == 1
+        else [f"{len(names)} kinds of models, by method"]
+    )
 
 
 def measured_on(config: Mapping[str, Any]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,8 +22,9 @@ from flwr_kd.plotting.style import (
     shared_config,
     write_picture,
 )
-from flwr_kd.results.clients import ALONE
+from flwr_kd.results.clients import ALONE, is_alone
 from flwr_kd.results.errors import ResultError
+from flwr_kd.results.measures import ACCURACIES
 from flwr_kd.results.schema import Comparison
 
 if TYPE_CHECKING:
@@ -31,7 +33,8 @@ if TYPE_CHECKING:
 
 __all__ = ["METRICS", "figure", "plot", "settings_that_vary"]
 
-METRICS = ("global_accuracy", "local_accuracy", "server_accuracy", "local_top5")
+_USUAL = ("global_accuracy", "local_accuracy", "server_accuracy", "local_top5")
+METRICS = (*_USUAL, *(name for name in ACCURACIES if name not in _USUAL))
 """What may be drawn; without a choice the first that was measured."""
 _NO_SETTINGS = frozenset(
     {
@@ -109,7 +112,8 @@ def figure(
         (Student's t; none with one seed). Marks at one value stand beside each other. A bar that leaves the panel
         is cut: with two seeds intervals are wide. A method that does not have the hyper-parameter of the axis is
         drawn at each value, and so are clients that train alone. Where a method's runs differ in further
-        hyper-parameters, each has a line of its own. Methods that coincide or were not measured are named below
+        hyper-parameters, each has a line of its own, and so has each row where a method's rows differ in their
+        models. Methods that coincide or were not measured are named below
         the panel. The axis is logarithmic if the largest value is at least 20 times the smallest.
 
     Raises
@@ -170,8 +174,19 @@ def _by_method(comparisons: Iterable[Comparison]) -> dict[str, list[Mapping[str,
     found: dict[str, list[Mapping[str, Any]]] = {}
     for comparison in comparisons:
         for run in comparison.runs:
-            if run.name != ALONE:
+            if not is_alone(run.name):
                 found.setdefault(run.method, []).append(run.hyperparameters)
+    return found
+
+
+def _with_several_models(comparisons: Iterable[Comparison]) -> set[str]:
+    """Return the methods whose rows in one comparison have different models."""
+    found = set()
+    for comparison in comparisons:
+        models = comparison.config.get("model")
+        if isinstance(models, Mapping):
+            pairs = {(run.method, models.get(run.name)) for run in comparison.runs if not is_alone(run.name)}
+            found |= {method for method, count in Counter(method for method, _ in pairs).items() if count > 1}
     return found
 
 
@@ -235,17 +250,21 @@ def _metric(comparisons: Sequence[Comparison], metric: str | None) -> str:
 def _points(comparisons: Sequence[Comparison], along: str, metric: str) -> list[_Point]:
     options = _varying(_options(comparison) for comparison in comparisons)
     apart = [name for name in options if name != along and name not in _following(comparisons, along)]
-    by_method = _by_method(comparisons)
+    by_method, several = _by_method(comparisons), _with_several_models(comparisons)
     points: list[_Point] = []
     for comparison in comparisons:
         values = _options(comparison)
         panel = tuple(f"{name} {_text(values.get(name))}" for name in apart)
         for run in comparison.runs:
             settings, line = values, ALONE
-            if run.name != ALONE:
+            if is_alone(run.name):
+                # Of a grid there is one with each value.
+                settings = values if run.name == ALONE else {**values, **run.hyperparameters}
+            else:
                 settings = {**values, **run.hyperparameters}
                 further = [name for name in _varying(by_method[run.method]) if name not in (along, *options)]
-                line = " ".join([run.method, *(f"{name}={_text(settings.get(name))}" for name in further)])
+                row = run.name.partition(", ")[0] if run.method in several else run.method
+                line = " ".join([row, *(f"{name}={_text(settings.get(name))}" for name in further)])
             points.append(_Point(panel, line, settings.get(along, _ALL), run.seed, run.last[metric]))
     points = _at_each_value(_in_each_panel(points, along))
     seen = [(point.panel, point.line, repr(point.x), point.seed) for point in points]

@@ -9,7 +9,7 @@ import numpy as np
 
 from flwr_kd.report.charts import Chart, Line, Point, draw, limits, style_class
 from flwr_kd.report.html import Markup, element, table
-from flwr_kd.results.clients import ALONE, client_gains
+from flwr_kd.results.clients import ALONE, alone_beside, client_gains, is_alone
 from flwr_kd.results.measures import ACCURACIES
 from flwr_kd.results.schema import Comparison, RunResult
 from flwr_kd.text import plural
@@ -100,20 +100,26 @@ def _summary(
     name: str,
 ) -> Markup:
     """Return quantiles, and how many clients are better off than alone, or than with the first method."""
-    reference = ALONE if ALONE in methods else next(iter(methods))
     runs, rows = comparison.by_method(), []
-    seeds = len({client.seed for client in methods[reference]})
+    first = next(iter(methods))
+    beside_alone = any(is_alone(method) for method in methods)
+    seeds = len({client.seed for client in methods[first]})
     for method, column in methods.items():
         quantiles = np.quantile([client.accuracy for client in column], _QUANTILES)
         cells: list[Any] = [f"{value:.2f}" for value in quantiles]
         if len(methods) > 1:
-            gains = client_gains(runs[method], runs[reference], metric)
-            known = bool(gains.of) and method != reference
-            cells += [f"{count} of {gains.of}" if known else "–" for count in (gains.better, gains.worse)]
+            reference = alone_beside(method, methods) if beside_alone else first
+            if reference in (None, method) or is_alone(method):
+                cells += ["–", "–"]
+            else:
+                gains = client_gains(runs[method], runs[reference], metric)
+                cells += [
+                    f"{count} of {gains.of}" if gains.of else "–" for count in (gains.better, gains.worse)
+                ]
         rows.append([element("span", method, class_=style_class(styles[method])), *cells])
     head = ["method", "worst", "lower quartile", "median", "upper quartile", "best"]
     if len(methods) > 1:
-        head += [f"better off than {'' if reference == ALONE else 'with '}{reference}", "worse off"]
+        head += [f"better off than {ALONE if beside_alone else f'with {first}'}", "worse off"]
     caption = f"{ACCURACIES[metric].title} of clients in percent, of {plural(seeds, 'seed')}{name}"
     return table(head, rows, caption=caption)
 

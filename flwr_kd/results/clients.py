@@ -11,10 +11,32 @@ from flwr_kd.results.measures import ACCURACIES
 if TYPE_CHECKING:
     from flwr_kd.results.schema import RunResult
 
-__all__ = ["ALONE", "ClientGains", "client_gains"]
+__all__ = ["ALONE", "ClientGains", "alone_beside", "client_gains", "is_alone"]
 
 ALONE = "alone"
 """Name of a comparison's row whose clients train alone: others' clients are held against it."""
+
+
+def is_alone(name: str) -> bool:
+    """Return whether a row's clients train alone: ``alone``, or ``alone, KEY=VALUE`` of a grid.
+
+    >>> is_alone("alone, learning-rate=0.1"), is_alone("alone-with-others")
+    (True, False)
+    """
+    return name.partition(", ")[0] == ALONE
+
+
+def alone_beside(name: str, rows: Iterable[str]) -> str | None:
+    """Return the row of clients that train alone with which a row is compared; None without one.
+
+    Of a grid it is the one with the row's own values.
+
+    >>> alone_beside("fedavg, mu=1, rate=0.1", ["alone, rate=0.1", "alone, rate=1"])
+    'alone, rate=0.1'
+    """
+    values = set(name.split(", ")[1:])
+    fitting = [row for row in rows if is_alone(row) and set(row.split(", ")[1:]) <= values]
+    return max(fitting, key=len, default=None)
 
 
 class ClientGains(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -185,7 +185,8 @@ class RoundResult:
     def of_participants(self, metric: str) -> float | None:
         """Return an accuracy, without the clients that were measured after the last round.
 
-        A curve over rounds has the same meaning in each of its points with this.
+        A curve over rounds has the same meaning in each of its points with this. None where clients adapted the
+        last global model: then their models are those, and no longer the ones that they trained.
 
         Examples
         --------
@@ -194,11 +195,23 @@ class RoundResult:
         >>> last.of_participants("local_accuracy")
         1.0
         """
+        if metric in _OF_OWN_MODEL and self.accuracy_before is not None:
+            return None
         if metric not in _OF_OWN_MODEL or not (self.stored or self.received):
             value: float | None = getattr(self, metric)
             return value
         others = {*self.stored, *self.received}
         return mean(values.get(metric) for key, values in self.clients.items() if key not in others)
+
+    def without_traffic(self) -> RoundResult:
+        """Return the round as if nothing had been sent."""
+        return replace(
+            self,
+            bytes_up=0,
+            bytes_down=0,
+            round_trips=None if self.round_trips is None else 0,
+            bytes_knowledge=None if self.bytes_knowledge is None else 0,
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return the values as a file has them."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self, TypeVar
 
 from flwr_kd.checks import check_label, number, whole_number
-from flwr_kd.results.clients import ALONE, client_gains
+from flwr_kd.results.clients import alone_beside, client_gains, is_alone
 from flwr_kd.results.errors import ResultError
 from flwr_kd.results.json_values import check_keys, check_list, json_mapping, json_value, refuse_constant
 from flwr_kd.results.measures import ACCURACIES, Target
@@ -164,7 +164,8 @@ class RunResult:
     def rounds_to(self, accuracy: float, metric: str = "global_accuracy") -> int | None:
         """Return the first round that reaches an accuracy; None if none does, or if it is not known.
 
-        A number of rounds as in FedHyb's Table 2. It chooses no result on test data. Of an accuracy that is not
+        A number of rounds as in FedHyb's Table 2. It chooses no result on test data. What counts means the same in
+        each round; see :meth:`RoundResult.of_participants`. Of an accuracy that is not
         measured after each round the first round is not known, unless the one before was measured as well.
 
         Parameters
@@ -189,7 +190,7 @@ class RunResult:
             raise ResultError(f"metric must be one of {', '.join(ACCURACIES)}, got {metric!r}")
         known = True
         for result in self.rounds:
-            value = getattr(result, metric)
+            value = result.of_participants(metric)
             if value is not None and value >= accuracy:
                 return result.round if known or not ACCURACIES[metric].scheduled else None
             # A void round changes nothing that could have reached it.
@@ -346,13 +347,14 @@ class Comparison:
         """
         rows: list[dict[str, Any]] = []
         target, groups = self.target, self.by_method()
-        alone = {run.seed: run for run in groups.get(ALONE, ())}
         for method, runs in groups.items():
+            reference = None if is_alone(method) else alone_beside(method, groups)
+            alone = {run.seed: run for run in groups[reference]} if reference else {}
             last = [
                 {
                     **run.last,
                     **(dict.fromkeys(_TO_TARGET) if target is None else run.to_target(target)),
-                    "better_off": None if method == ALONE else _better_off(run, alone.get(run.seed)),
+                    "better_off": _better_off(run, alone.get(run.seed)),
                 }
                 for run in runs
             ]

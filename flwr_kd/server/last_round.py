@@ -78,7 +78,7 @@ def measure_others(
         RoundStats(strategy.stats.server_round),
         names_of=lambda node: strategy.template_of(node).names,
         phase=flower_records.PERSONALIZE if adapt else flower_records.MEASURE,
-        personal=run.personal.of,
+        personal=lambda node: {**run.personal.of(node), **run.steps.known(strategy.config)},
         extra=extra,
     )
     delivered = receive(grid, messages, run.timeout)

@@ -83,6 +83,11 @@ class StepCount:
 
     taken: int = 0
 
+    def known(self, config: MethodConfig) -> dict[str, int]:
+        """Return the steps so far, ``steps-before``, for training that counts none; nothing without step-decay."""
+        falls = isinstance(config, StepDecayConfig) and config.step_decay
+        return {flower_records.STEPS: self.taken} if falls else {}
+
     def ask(
         self, config: MethodConfig, phase: str, nodes: Iterable[Node], *, max_examples: int
     ) -> dict[int, dict[str, int]]:
@@ -100,7 +105,7 @@ class StepCount:
         before: dict[int, dict[str, int]] = {}
         if isinstance(config, StepDecayConfig) and config.step_decay:
             for node in nodes:
-                before[node.node_id] = {flower_records.STEPS: self.taken}
+                before[node.node_id] = self.known(config)
                 self.add(config, config.planned_steps(phase, min(node.num_examples, max_examples)))
         return before
 

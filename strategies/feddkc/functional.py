@@ -116,7 +116,9 @@ def refine_entropy(logits: Tensor, entropy: float, *, tolerance: float = 1e-3) -
     ValueError
         If the shape, the entropy or the tolerance is not allowed, or a logit is not finite.
 
-    Notes ----- Theorem 2 assumes a unique maximum. With k tied maxima the entropy is at least log2 k: if that is at
+    Notes
+    -----
+    Theorem 2 assumes a unique maximum. With k tied maxima the entropy is at least log2 k: if that is at
     least E, the row is the limit θ → 0, 1/k for each maximum, which is the nearest possible. A row of equal logits
     (k = C) stays uniform. Logits whose difference float64 cannot represent count as equal.
 

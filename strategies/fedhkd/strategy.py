@@ -124,7 +124,11 @@ class FedHKD(KDStrategy[FedHKDConfig, HyperKnowledge]):
             return
         classes = len(knowledge.counts)
         share = self.config.share_needed(classes)
-        relative = assignment("threshold_scale", "relative")
+        otherwise = (
+            ""
+            if self.config.threshold_scale == "relative"
+            else f", or set it in units of an even share: {assignment('threshold_scale', 'relative')}"
+        )
         # Nothing is shared only if the share is above 1/C, so that half of 1/C is always less.
         lower = assignment(
             "threshold", 0.5 if share != self.config.threshold else float(f"{0.5 / classes:.2g}")
@@ -132,8 +136,7 @@ class FedHKD(KDStrategy[FedHKDConfig, HyperKnowledge]):
         warn_once(
             "no client shared the knowledge of any class in a round, which leaves FedHKD without knowledge: "
             "threshold=%g (%s) asks for %.3g %% of a client's samples in one class, for example %d of %d, and "
-            "an even share of %d classes is %.3g %%; lower it, for example %s, or set it in units of an "
-            "even share: %s",
+            "an even share of %d classes is %.3g %%; lower it, for example %s%s",
             self.config.threshold,
             self.config.threshold_scale,
             100 * share,
@@ -142,7 +145,7 @@ class FedHKD(KDStrategy[FedHKDConfig, HyperKnowledge]):
             classes,
             100 / classes,
             lower,
-            relative,
+            otherwise,
         )
 
     def _warn_of_noise(self, counts: NDArray) -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from flwr_kd.checks import ConfigError
 from flwr_kd.config import global_model, hyper
 from flwr_kd.public_data.config import PublicKnowledgeConfig
+from flwr_kd.wording import assignment
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +31,15 @@ class FedMDConfig(PublicKnowledgeConfig):
             raise ConfigError(
                 f"warmup-epochs must be 0 where public-at={self.public_at}: labels are not sent, "
                 f"got {self.warmup_epochs}"
+            )
+
+    def check_public_labels(self, highest: int, classes: int) -> None:
+        """Refuse the initial training of the model's classifier on labels that it does not have."""
+        if self.warmup_epochs and self.warmup_head == "model" and highest >= classes:
+            raise ConfigError(
+                f"warmup-epochs={self.warmup_epochs} trains the model's classifier of {classes} classes on public "
+                f"data, whose labels go up to {highest}: set {assignment('warmup_head', 'own')}, which trains one "
+                "of its own, or choose public data of the same classes"
             )
 
     def check_unlabelled(self) -> None:

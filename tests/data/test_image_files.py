@@ -291,6 +291,7 @@ def test_cinic10(tmp_path: Path) -> None:
     assert pixels[:, 0, 0, 0].tolist() == [10 * k + i for k in range(10) for i in range(2)]
     assert unnormalised(bundle.test.x, "cinic10").min() == 100
     assert bundle.input_shape == (3, 32, 32)
+    assert bundle.class_names == tuple(sorted(CINIC))
     assert len(load("cinic10", data_dir=str(tmp_path), limit=10).train) == 10
 
 

@@ -193,3 +193,13 @@ def test_chexpert_needs_patients_for_both_parts(tmp_path: Path) -> None:
     write_chexpert(tmp_path, ROWS[:4])
     with pytest.raises(DataError, match=r"no radiograph with exactly one finding of patients whose number"):
         load("chexpert", data_dir=str(tmp_path))
+
+
+def test_a_quotation_mark_too_many_is_named_with_its_row(tmp_path: Path) -> None:
+    write_chexpert(tmp_path, ROWS)
+    table = next(tmp_path.rglob("train.csv"))
+    lines = table.read_text().splitlines()
+    lines[2] = '"x"y' + lines[2]
+    table.write_text("\n".join(lines))
+    with pytest.raises(DataError, match=r"train.csv, row 3 is no row of a table: "):
+        load("chexpert", data_dir=str(tmp_path))

@@ -387,3 +387,33 @@ def test_errors_name_file_line_and_what_is_allowed(
     (tmp_path / file).write_text(text)
     with pytest.raises(DataError, match=message):
         load(name, data_dir=str(tmp_path))
+
+
+@pytest.mark.parametrize("ending", ["csv", "jsonl"])
+def test_marks_that_are_no_text_are_left_out(tmp_path: Path, ending: str) -> None:
+    """A byte order mark, and ends of lines that JSON allows within a text."""
+    rows = [{"label": k % 4, "text": f"word{k}\u2028more\u0085"} for k in range(40)]
+    for part in ("train", "test"):
+        with (tmp_path / f"{part}.{ending}").open("w", encoding="utf-8", newline="") as file:
+            file.write("\ufeff")
+            if ending == "csv":
+                writer = csv.DictWriter(file, ["label", "text"])
+                writer.writeheader()
+                writer.writerows(rows)
+            else:
+                file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    assert load("ag-news", data_dir=str(tmp_path)).test.y.tolist() == [k % 4 for k in range(40)]
+
+
+@pytest.mark.parametrize("spoil", ["latin", "cells"])
+def test_orange_files_that_cannot_be_read_are_named(tmp_path: Path, spoil: str) -> None:
+    text = tab_file(5)
+    first = f"{NAMES[0]}\t{TOPICS[0]}"
+    (tmp_path / "20newsgroups-test.tab").write_text(text)
+    file = tmp_path / "20newsgroups-train.tab"
+    if spoil == "latin":
+        file.write_bytes(text.encode() + f"{NAMES[0]}\tcafé\n".encode("latin-1"))
+    else:
+        file.write_text(text.replace(first, f"{first}\tone more", 1))
+    with pytest.raises(DataError, match=r"20newsgroups-train.tab cannot be read: "):
+        load("20newsgroups", data_dir=str(tmp_path))

@@ -14,6 +14,7 @@ from flwr_kd.experiments import comparison, run_form, runner, saved_arrays
 from flwr_kd.experiments.comparison import Entry
 from flwr_kd.plotting import curves
 from flwr_kd.results import files
+from flwr_kd.results.schema import Comparison, RunResult
 from flwr_kd.results.table import table
 
 OPTIONS = ExperimentOptions(clients=2, rounds=1, limit=150, backend="inline", device="cpu")
@@ -159,6 +160,10 @@ def test_clients_that_train_alone_are_a_row_by_name(tmp_path: Path) -> None:
     by_name = {row["method"]: row for row in result.summary()}
     assert by_name["fedavg"]["better_off"]["n"] == 1
     assert by_name["alone"]["better_off"]["n"] == 0
+    # What carries their runs is no part of training alone.
+    for key in ("bytes_up", "bytes_down", "bytes_knowledge", "round_trips"):
+        assert by_name["alone"][key]["mean"] == 0
+    assert by_name["fedavg"]["bytes_up"]["mean"] > 0
     form = run_form.read_run_form(tmp_path / "run" / "result.json")
     again = run_form.entries_of(form, ["fedavg", "alone"])
     assert [entry.name for entry in again] == ["fedavg", "alone"]
@@ -174,3 +179,38 @@ def test_two_rows_need_two_names(tmp_path: Path) -> None:
         comparison.prepare(same, OPTIONS, seeds=[0], folder=tmp_path)
     with pytest.raises(ConfigError, match="a run's name must be of at most 100 letters"):
         replace(same[0], label="../outside")
+
+
+def test_a_warm_up_on_labels_that_the_model_has_not_is_refused_before_the_run() -> None:
+    options = replace(OPTIONS, classes="5", public="mnist-5k")
+    with pytest.raises(
+        ConfigError, match=r"of 5 classes on public data, whose labels go up to 9: set warmup_head"
+    ):
+        comparison.prepare(["fedmd"], options, seeds=[0], settings=["warmup-epochs=1"])
+    plan = comparison.prepare(["fedmd"], options, seeds=[0], settings=["warmup-epochs=1", "warmup-head=own"])
+    plan.unfinished.remove()
+
+
+def test_the_result_of_clients_own_data_cannot_be_run_again(tmp_path: Path) -> None:
+    files.save(
+        Comparison({"dataset": "own", "classes": ["a", "b"]}, {}, "", (RunResult("fedavg", 0, ()),)), tmp_path
+    )
+    with pytest.raises(ConfigError, match="the result is of clients' own data, which it does not have"):
+        run_form.read_run_form(tmp_path)
+
+
+def test_a_command_gives_the_result_again(tmp_path: Path) -> None:
+    """Also of a comparison that was extended, or went on."""
+
+    def made(names: list[str], seeds: list[int], command: str) -> str:
+        resume = "--resume" in command
+        plan = comparison.prepare(
+            names, OPTIONS, seeds=seeds, folder=tmp_path / "run", command=command, resume=resume
+        )
+        comparison.run(plan)
+        return comparison.write(plan)[0].command
+
+    assert made(["fedavg"], [0], "first") == "first"
+    assert made(["fedavg"], [0], "first --resume --log csv") == "first --log csv"
+    assert made(["fedavg", "fedprox"], [1], "second --resume") == "first --log csv && second --resume"
+    assert made(["fedavg", "fedprox"], [1], "second --resume") == "first --log csv && second --resume"

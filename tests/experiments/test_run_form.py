@@ -285,3 +285,64 @@ def test_a_file_that_is_no_result_is_refused(tmp_path: Path) -> None:
         read_run_form(tmp_path / "a.json")
     with pytest.raises(ConfigError, match="there is no such file"):
         read_run_form(tmp_path / "b.json")
+
+
+def test_no_setting_makes_the_row_alone_another(tmp_path: Path) -> None:
+    """Its clients train alone whatever the command line, a file or a result says."""
+    text = "methods = ['alone', 'fedproto', 'fedavg']\n[hyperparameters]\nalone = { local-epochs = 3 }\n"
+    alone, proto, _ = one(form(tmp_path, text), assignments=["proto-weight=2"]).entries
+    assert [row.config.to_wire()["proto-weight"] for row in (alone, proto)] == [0, 2]
+    assert [row.config.local_epochs for row in (alone, proto)] == [3, 5]
+    with pytest.raises(
+        ConfigError, match="proto-weight is fixed at 0 in the row alone, got 'proto-weight=2'"
+    ):
+        one(form(tmp_path, text), assignments=["proto-weight=2"], methods=["alone", "fedavg"])
+    spread = one(form(tmp_path, text + "[grid]\nbatch-size = [8, 16]\n"), methods=["alone"]).entries
+    assert [row.config.to_wire()["proto-weight"] for row in spread] == [0, 0]
+
+
+def test_a_row_runs_with_its_own_seeds(tmp_path: Path) -> None:
+    """As in a result that was extended by a method with fewer seeds."""
+    options = ExperimentOptions(clients=2, rounds=1, limit=150, backend="inline", device="cpu")
+    folder = tmp_path / "extended"
+    comparison.compare(["fedavg"], options, seeds=[0, 1, 0], folder=folder)
+    plan = comparison.prepare(
+        ["fedavg", "fedprox"], options, seeds=[1], folder=folder, command="second --resume", resume=True
+    )
+    comparison.run(plan)
+    made, _ = comparison.write(plan)
+    pairs = [(run.name, run.seed) for run in made.runs]
+    assert sorted(pairs) == [("fedavg", 0), ("fedavg", 1), ("fedprox", 1)]
+    again = read_run_form(folder)
+    assert again.seeds == (0, 1)
+    plan = comparison.prepare(one(again).entries, options, seeds=again.seeds, folder=tmp_path / "again")
+    assert sorted((row.name, each.seed) for row, each in plan.runs()) == sorted(pairs)
+    assert plan.rounds == 3
+
+
+def test_what_a_result_derived_is_free_again(tmp_path: Path) -> None:
+    """The limit of client-samples, and the public data that a data set has by default."""
+    options = ExperimentOptions(
+        clients=2, rounds=1, dataset="digits", client_samples=60, backend="inline", device="cpu"
+    )
+    comparison.compare(["fedavg"], options, seeds=[0], folder=tmp_path / "run")
+    again = read_run_form(tmp_path / "run")
+    for given in ({"clients": 3}, {"dataset": "letters"}):
+        settings = one(again, settings=given).settings
+        assert "limit" not in settings
+        assert "public" not in settings
+        comparison.prepare(["fedavg"], ExperimentOptions(**settings), seeds=[0], folder=tmp_path / "next")
+        (tmp_path / "next" / ".unfinished" / "result.json").unlink()
+        (tmp_path / "next" / ".unfinished").rmdir()
+
+
+def test_folders_of_comparisons_differ(tmp_path: Path) -> None:
+    cells = "[[run]]\nid = 'lr<1'\n[[run]]\nid = 'lr>1'\nsettings = { rounds = 2 }\n"
+    with pytest.raises(ConfigError, match="two comparisons have the folder 'lr-1'"):
+        planned(form(tmp_path, TEXT + cells))
+
+
+def test_numbers_of_texts_and_a_byte_order_mark_are_read(tmp_path: Path) -> None:
+    file = tmp_path / "runs.toml"
+    file.write_text("\ufeffmethods = ['fedavg']\n[settings]\ntarget = 85\nclasses = 5\n", encoding="utf-8")
+    assert one(read_run_form(file)).settings == {"target": "85", "classes": "5"}

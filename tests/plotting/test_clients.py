@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -80,7 +81,7 @@ def test_methods_without_the_metric_are_named():
     result = a_comparison(a_run("fedavg", 0, [0.5], local_top5=0.9), a_run("fedmd", 0, [0.5]))
     axes = figure([result], metric="local-top5").axes[0]
     assert axes.get_xlabel() == "client\nnot measured: fedmd"
-    assert axes.get_ylabel() == "local top5 (%)"
+    assert axes.get_ylabel() == "local top-5 (%)"
     with pytest.raises(ResultError, match="no client has 'loss' in the last round; kept are local_accuracy"):
         figure([result], metric="loss")
 
@@ -130,3 +131,11 @@ def test_clients_stand_in_the_order_of_the_first_method_and_models_in_their_own(
     )
     by_model = figure([result], by_model=True).axes[0]
     assert [tick.get_text() for tick in by_model.get_xticklabels()] == ["cnn", "lenet", "mlp"]
+
+
+def test_a_row_of_its_own_name_stands_at_its_own_model():
+    named = replace(a_run("fedproto", 0, [0.5, 0.5]), label="big")
+    result = a_comparison(a_run("fedproto", 0, [0.2, 0.2]), named)
+    result.config["model"] = {"fedproto": "mlp", "big": "lenet"}
+    axes = figure([result], by_model=True).axes[0]
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["lenet", "mlp"]

@@ -161,3 +161,35 @@ def test_what_a_sweep_refuses():
         ResultError, match="two runs of fedavg have partition 'iid' and seed 0: leave one out"
     ):
         figure([*two, two[0]])
+
+
+def test_clients_that_train_alone_with_each_value_are_one_line():
+    runs = [
+        a_run(method, 0, None, local=share, label=f"{name}, learning-rate={rate}", learning_rate=rate, **more)
+        for name, method, more in (("alone", "fedproto", {"proto_weight": 0.0}), ("fedavg", "fedavg", {}))
+        for rate, share in ((1.0, 0.2 + (name == "fedavg") / 4), (2.0, 0.4))
+    ]
+    drawn = figure([a_result(*runs)])
+    assert drawn.axes[0].get_xlabel() == "learning-rate"
+    assert [text.get_text() for text in drawn.legends[0].get_texts()] == ["alone", "fedavg"]
+    for line, first in zip(lines(drawn.axes[0]), (20, 45), strict=True):
+        np.testing.assert_allclose(line.get_xydata(), [[1, first], [2, 40]])
+
+
+def test_rows_with_other_models_are_lines():
+    results = [
+        a_result(
+            a_run("fedproto", 0, 0.2),
+            a_run("fedproto", 0, 0.4, label="big"),
+            partition=form,
+            model={"fedproto": "mlp", "big": "lenet"},
+        )
+        for form in ("dirichlet:1", "dirichlet:2")
+    ]
+    assert [text.get_text() for text in figure(results).legends[0].get_texts()] == ["fedproto", "big"]
+
+
+def test_common_accuracy_is_drawn_where_there_is_no_other():
+    round_ = RoundResult(1, None, None, None, 1, 1, 1.0, 2, 0, common_accuracy=0.5)
+    results = [a_result(RunResult("fedmd", 0, (round_,)), clients=count) for count in (2, 3)]
+    assert figure(results).axes[0].get_ylabel() == "common accuracy (%)"

@@ -53,3 +53,19 @@ def test_a_row_of_clients_alone_gives_the_share_that_is_better_off() -> None:
 def test_common_accuracy_counts_where_there_is_no_local_one() -> None:
     runs = [run("fedavg", 0, "common_accuracy", c0=0.5), run(ALONE, 0, "common_accuracy", c0=0.25)]
     assert a_comparison(*runs).summary()[0]["better_off"]["mean"] == 1.0
+
+
+def test_rows_of_a_grid_are_held_against_clients_alone_with_their_values() -> None:
+    runs = [run(f"fedavg, rate={rate}", 0, c0=0.5, c1=0.5) for rate in (1, 2)] + [
+        run("alone, rate=1", 0, c0=0.25, c1=0.75),
+        run("alone, rate=2", 0, c0=0.25, c1=0.25),
+        run("fedgkt", 0, c0=1),
+    ]
+    shares = {row["method"]: row["better_off"]["mean"] for row in a_comparison(*runs).summary()}
+    assert shares == {
+        "fedavg, rate=1": 0.5,
+        "fedavg, rate=2": 1.0,
+        "alone, rate=1": None,
+        "alone, rate=2": None,
+        "fedgkt": None,
+    }

@@ -457,3 +457,17 @@ def test_clients_that_were_measured_after_the_last_round_are_named():
         a_round(clients=clients, received=("3",))
     with pytest.raises(ResultError, match=r"available must be a whole number from 0"):
         a_round(available=-1)
+
+
+def test_an_adapted_model_does_not_reach_a_target_of_trained_ones():
+    """The same round counts the same, whether it is the last or not."""
+    before = a_round(round=1, local_accuracy=0.5)
+    adapted = a_round(round=2, local_accuracy=0.75, accuracy_before=0.25)
+    run = a_run(rounds=(before, adapted))
+    assert run.rounds_to(0.5, "local_accuracy") == 1
+    assert run.rounds_to(0.75, "local_accuracy") is None
+    assert (run.last["local_accuracy"], run.last["local_accuracy_last5"]) == (0.75, 0.5)
+    clients = {"0": {"local_accuracy": 0.5}, "1": {"local_accuracy": 1.0}}
+    partial = a_round(local_accuracy=0.75, clients=clients, available=2, received=("1",))
+    assert a_run(rounds=(partial,)).rounds_to(0.75, "local_accuracy") is None
+    assert a_run(rounds=(partial,)).rounds_to(0.5, "local_accuracy") == 1

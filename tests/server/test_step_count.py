@@ -80,3 +80,22 @@ def test_a_resumed_run_goes_on_at_the_rate_at_which_it_was(name: str, tmp_path: 
     resumed = numbers(Federation(name).run(3, settings=[DECAY], checkpoint_dir=tmp_path, resume=True)[1])
     assert resumed[-len(whole) + 2 :] == whole[2:]
     assert whole != numbers(Federation(name).run(3)[1])
+
+
+def test_fine_tuning_goes_on_at_the_rate_at_which_training_ended() -> None:
+    told: list[Any] = []
+
+    class Watched(Federation):
+        def client_fn(self, context: Context) -> Any:
+            client = super().client_fn(context)
+            plain = client.evaluate
+
+            def evaluate(ins: Any) -> Any:
+                told.append((ins.config["phase"], ins.config.get("steps-before")))
+                return plain(ins)
+
+            client.evaluate = evaluate
+            return client
+
+    Watched("fedavg").run(2, settings=[DECAY, "personalize-epochs=1"])
+    assert told == [("personalize", 2 * sum(STEPS))] * 4
