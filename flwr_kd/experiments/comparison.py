@@ -261,7 +261,7 @@ def prepare(
         try:
             runner.check(entry.of(experiment), entry.config, entry.method)
         except ConfigError as error:
-            if is_alone(entry.name):
+            if is_alone(entry.name) and entry.method.name == ALONE_BY:
                 raise ConfigError(
                     f"the row {entry.name}, {ALONE_BY} with {_texts(ALONE_SETTINGS)}: {error}"
                 ) from None
