@@ -142,6 +142,7 @@ def test_the_callers_model_is_that_of_all_rows(tmp_path: Path) -> None:
     assert plan.settings["model"] == "mlp"
 
 
+@pytest.mark.long
 def test_each_table_that_trains_is_such_a_file() -> None:
     for folder in library.folders():
         _, experiments = library.read_folder(folder)
