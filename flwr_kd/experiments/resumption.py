@@ -217,10 +217,9 @@ class Unfinished:
             before = {**run.hyperparameters, "model": model, "method": run.method}
             now = {**wanted.hyperparameters, "method": wanted.method}
             self._check_same(directory, run.name, before, now, sorted({*before, *now}))
-        if saved.command and not f" && {saved.command}".endswith(f" && {self.commands}"):
-            self.commands = f"{saved.command} && {self.commands}"
-        elif saved.command:
-            self.commands = saved.command
+        if saved.command:
+            known = f" && {saved.command}".endswith(f" && {self.commands}")
+            self.commands = saved.command if known else f"{saved.command} && {self.commands}"
         self.runs = [run for run in saved.runs if run.rounds]
         self._begun = [(run.name, run.seed) for run in saved.runs if not run.rounds]
 

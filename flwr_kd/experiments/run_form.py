@@ -332,11 +332,10 @@ def planned(
             )
         )
         before.append((own, rows))
-    folders = Counter(each.id for each in found)
-    if twice := next((folder for folder, count in folders.items() if count > 1), None):
+    if shared := [folder for folder, count in Counter(plan.id for plan in found).items() if count > 1]:
         raise ConfigError(
-            f"run: two comparisons have the folder {twice!r}, in which other characters than letters, digits and "
-            "spaces .,=+- become -: give one of them another id"
+            f"run: two comparisons have the folder {shared[0]!r}, in which other characters than letters, digits "
+            "and spaces .,=+- become -: give one of them another id"
         )
     now = [(each.id, (each.settings, each.entries)) for each in found]
     if all(each == now[0][1] for _, each in now) and any(each != before[0] for each in before):

@@ -23,7 +23,7 @@ from flwr_kd.plotting.style import (
     shared_config,
     write_picture,
 )
-from flwr_kd.results.clients import ClientGains, alone_beside, client_gains, is_alone
+from flwr_kd.results.clients import ClientGains, alone_beside, client_gains
 from flwr_kd.results.errors import ResultError
 from flwr_kd.results.measures import ACCURACIES
 from flwr_kd.results.schema import Comparison, RunResult
@@ -130,7 +130,7 @@ def _better_off(group: Sequence[Comparison], metric: str) -> str:
     for comparison in group:
         rows = comparison.by_method()
         for name, runs in rows.items():
-            alone = None if is_alone(name) else alone_beside(name, rows)
+            alone = alone_beside(name, rows)
             if alone is not None and metric in ACCURACIES and ACCURACIES[metric].of_client:
                 found.setdefault(name, []).append(client_gains(runs, rows[alone], metric))
     counts = {

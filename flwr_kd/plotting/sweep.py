@@ -181,13 +181,14 @@ def _by_method(comparisons: Iterable[Comparison]) -> dict[str, list[Mapping[str,
 
 def _with_several_models(comparisons: Iterable[Comparison]) -> set[str]:
     """Return the methods whose rows in one comparison have different models."""
-    found = set()
+    several: set[str] = set()
     for comparison in comparisons:
         models = comparison.config.get("model")
         if isinstance(models, Mapping):
             pairs = {(run.method, models.get(run.name)) for run in comparison.runs if not is_alone(run.name)}
-            found |= {method for method, count in Counter(method for method, _ in pairs).items() if count > 1}
-    return found
+            counts = Counter(method for method, _ in pairs)
+            several.update(method for method, count in counts.items() if count > 1)
+    return several
 
 
 def _options(comparison: Comparison) -> dict[str, Any]:
@@ -256,12 +257,10 @@ def _points(comparisons: Sequence[Comparison], along: str, metric: str) -> list[
         values = _options(comparison)
         panel = tuple(f"{name} {_text(values.get(name))}" for name in apart)
         for run in comparison.runs:
-            settings, line = values, ALONE
-            if is_alone(run.name):
-                # Of a grid there is one with each value.
-                settings = values if run.name == ALONE else {**values, **run.hyperparameters}
-            else:
-                settings = {**values, **run.hyperparameters}
+            # The only row of clients that train alone is drawn at each value, those of a grid at their own.
+            settings = values if run.name == ALONE else {**values, **run.hyperparameters}
+            line = ALONE
+            if not is_alone(run.name):
                 further = [name for name in _varying(by_method[run.method]) if name not in (along, *options)]
                 row = run.name.partition(", ")[0] if run.method in several else run.method
                 line = " ".join([row, *(f"{name}={_text(settings.get(name))}" for name in further)])

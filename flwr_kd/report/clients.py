@@ -109,7 +109,7 @@ def _summary(
         cells: list[Any] = [f"{value:.2f}" for value in quantiles]
         if len(methods) > 1:
             reference = alone_beside(method, methods) if beside_alone else first
-            beside = () if reference in (None, method) or is_alone(method) else runs[str(reference)]
+            beside = () if reference in (None, method) else runs[str(reference)]
             gains = client_gains(runs[method], beside, metric)
             cells += [f"{count} of {gains.of}" if gains.of else "–" for count in (gains.better, gains.worse)]
         rows.append([element("span", method, class_=style_class(styles[method])), *cells])

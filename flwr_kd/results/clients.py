@@ -27,13 +27,15 @@ def is_alone(name: str) -> bool:
 
 
 def alone_beside(name: str, rows: Iterable[str]) -> str | None:
-    """Return the row of clients that train alone with which a row is compared; None without one.
+    """Return the row of clients that train alone with which a row is compared; None without one, or for such a row.
 
     Of a grid it is the one with the row's own values.
 
     >>> alone_beside("fedavg, mu=1, rate=0.1", ["alone, rate=0.1", "alone, rate=1"])
     'alone, rate=0.1'
     """
+    if is_alone(name):
+        return None
     values = set(name.split(", ")[1:])
     fitting = [row for row in rows if is_alone(row) and set(row.split(", ")[1:]) <= values]
     return max(fitting, key=len, default=None)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self, TypeVar
 
 from flwr_kd.checks import check_label, number, whole_number
-from flwr_kd.results.clients import alone_beside, client_gains, is_alone
+from flwr_kd.results.clients import alone_beside, client_gains
 from flwr_kd.results.errors import ResultError
 from flwr_kd.results.json_values import check_keys, check_list, json_mapping, json_value, refuse_constant
 from flwr_kd.results.measures import ACCURACIES, Target
@@ -348,7 +348,7 @@ class Comparison:
         rows: list[dict[str, Any]] = []
         target, groups = self.target, self.by_method()
         for method, runs in groups.items():
-            reference = None if is_alone(method) else alone_beside(method, groups)
+            reference = alone_beside(method, groups)
             alone = {run.seed: run for run in groups[reference]} if reference else {}
             last = [
                 {

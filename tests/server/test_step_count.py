@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,25 +16,32 @@ STEPS = [3, 3, 4, 4]
 """Of clients with 24 to 27 samples and batches of 8: 25 are 8, 8 and 9, since a last single one joins."""
 
 
-def steps_before(name: str, *settings: str, rounds: int = 2, **options: Any) -> tuple[list[Any], int]:
-    """Return what clients are told, as (round, phase, partition, steps), and the steps of the whole run."""
-    told: list[Any] = []
+def watched(name: str, call: str, note: Callable[[Any, int], None]) -> Federation:
+    """Return a federation that gives ``note`` the config and the partition of each ``fit`` or ``evaluate``."""
 
     class Watched(Federation):
         def client_fn(self, context: Context) -> Any:
             client = super().client_fn(context)
-            plain = client.fit
+            plain = getattr(client, call)
 
-            def fit(ins: Any) -> Any:
-                config = ins.config
-                place = (config["server-round"], config["phase"], int(context.node_config["partition-id"]))
-                told.append((*place, config.get("steps-before")))
+            def noted(ins: Any) -> Any:
+                note(ins.config, int(context.node_config["partition-id"]))
                 return plain(ins)
 
-            client.fit = fit
+            setattr(client, call, noted)
             return client
 
-    strategy, _ = Watched(name).run(rounds, settings=settings, **options)
+    return Watched(name)
+
+
+def steps_before(name: str, *settings: str, rounds: int = 2, **options: Any) -> tuple[list[Any], int]:
+    """Return what clients are told, as (round, phase, partition, steps), and the steps of the whole run."""
+    told: list[Any] = []
+
+    def note(config: Any, partition: int) -> None:
+        told.append((config["server-round"], config["phase"], partition, config.get("steps-before")))
+
+    strategy, _ = watched(name, "fit", note).run(rounds, settings=settings, **options)
     return sorted(told), strategy.current_run.steps.taken
 
 
@@ -85,17 +93,8 @@ def test_a_resumed_run_goes_on_at_the_rate_at_which_it_was(name: str, tmp_path: 
 def test_fine_tuning_goes_on_at_the_rate_at_which_training_ended() -> None:
     told: list[Any] = []
 
-    class Watched(Federation):
-        def client_fn(self, context: Context) -> Any:
-            client = super().client_fn(context)
-            plain = client.evaluate
+    def note(config: Any, partition: int) -> None:
+        told.append((config["phase"], config.get("steps-before")))
 
-            def evaluate(ins: Any) -> Any:
-                told.append((ins.config["phase"], ins.config.get("steps-before")))
-                return plain(ins)
-
-            client.evaluate = evaluate
-            return client
-
-    Watched("fedavg").run(2, settings=[DECAY, "personalize-epochs=1"])
+    watched("fedavg", "evaluate", note).run(2, settings=[DECAY, "personalize-epochs=1"])
     assert told == [("personalize", 2 * sum(STEPS))] * 4
