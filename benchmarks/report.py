@@ -484,6 +484,7 @@ MEASURED_AS = {
     "common_accuracy": "common",
     "server_accuracy": "server",
     "test_accuracy": "global, test set",
+    "lowest_accuracy": "lowest of a client after round 3",
 }
 
 

@@ -70,6 +70,21 @@ def test_models_that_were_chosen_on_validation_data_are_measured_on_the_whole_te
     assert not round(values["global_accuracy"] * 359, 6).is_integer()
 
 
+def test_the_lowest_client_of_the_later_rounds_is_kept(
+    grids: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grid = grids.Grid("fedavg", {}, (0,), {**TINY, "rounds": 2}, ("local-epochs=1",))
+    cell = grids.Cell("fedavg")
+    assert "lowest_accuracy" not in grids.measured(grid, cell, 0)
+    results = []
+    monkeypatch.setattr(grids, "UNSETTLED", 1)
+    plain = grids.run
+    monkeypatch.setattr(grids, "run", lambda *a, **k: results.append(plain(*a, **k)) or results[-1])
+    values = grids.measured(grid, cell, 0)
+    accuracies = [client["local_accuracy"] for client in results[0].rounds[1].clients.values()]
+    assert values["lowest_accuracy"] == min(accuracies) < max(accuracies)
+
+
 def test_the_oracle_knows_the_halves(grids: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[torch.Tensor] = []
     plain = grids.personal_targets
