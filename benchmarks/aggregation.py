@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import subprocess
 import sys
 import tempfile
@@ -18,6 +17,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import peak_memory
 
 from flwr_kd.results.provenance import versions
 from flwr_kd.server.aggregation import Rule, new_mean
@@ -66,7 +66,7 @@ def measured(rule: str, clients: int, size: int, folder: Path) -> dict[str, obje
     # A layer of a fifth of the model, as the largest of a ResNet18.
     sizes = [size * 10**6 // 4 // 5] * 5
     first = [rng.normal(size=count).astype(np.float32) for count in sizes]
-    before = peak()
+    before = peak_memory.begin()
     mean = new_mean(Rule.parse(rule), reference=first, folder=folder)
     added = 0.0
     for client in range(clients):
@@ -83,15 +83,10 @@ def measured(rule: str, clients: int, size: int, folder: Path) -> dict[str, obje
         "rule": rule,
         "clients": clients,
         "model_mb": size,
-        "peak_mb": round((peak() - before) / 1e6),
+        "peak_mb": round((peak_memory.peak() - before) / 1e6),
         "seconds_adding": round(added, 1),
         "seconds": round(seconds, 1),
     }
-
-
-def peak() -> int:
-    """Return the most memory that this process has had, in bytes."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import subprocess
 import sys
 import tempfile
@@ -22,6 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import peak_memory
 import torch
 from flwr.app import ArrayRecord, Context
 from flwr.client import Client
@@ -99,21 +99,16 @@ def peak(name: str, clients: int) -> dict[str, Any]:
     grid = InlineGrid(ClientApp(client_fn=client_fn), clients)
     initial = ArrayRecord(model.state_dict())
     strategy = method.strategy(method.config([]), min_available_nodes=clients)
-    before, begun = memory(), time.monotonic()
+    before, begun = peak_memory.begin(), time.monotonic()
     result = strategy.start(grid, initial, num_rounds=1, timeout=3600.0)
     assert [stats.participants for stats in result.rounds] == [clients]
     return {
         "method": name,
         "clients": clients,
         "model": sum(len(array.data) for array in initial.values()),
-        "peak_above_start": memory() - before,
+        "peak_above_start": peak_memory.peak() - before,
         "seconds": round(time.monotonic() - begun, 1),
     }
-
-
-def memory() -> int:
-    """Return the process's peak so far, in bytes."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def deployed(nodes: int) -> dict[str, Any]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import subprocess
 import sys
 import tempfile
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import peak_memory
 from flwr.app import ArrayRecord
 
 from flwr_kd.results.provenance import versions
@@ -95,7 +95,7 @@ def measured(clients: int, size: int, memory: int, folder: Path) -> dict[str, ob
     arrays = {"w": rng.normal(size=(1000, width - 1)).astype(np.float32), "b": np.zeros(1000, np.float32)}
     keys = list(range(clients))
     with tempfile.TemporaryDirectory(dir=folder) as name:
-        before = peak()
+        before = peak_memory.begin()
         store = ModelStore(ArrayTemplate.of_ndarrays(arrays), memory=memory * 10**6, folder=Path(name))
         with timed("put"):
             for key in keys:
@@ -115,7 +115,7 @@ def measured(clients: int, size: int, memory: int, folder: Path) -> dict[str, ob
             read = Checkpoint.load(Path(name), "None")
             assert read is not None
             restored = ModelStore.from_state(read.state, memory=memory * 10**6, folder=Path(name))
-        grown = peak() - before
+        grown = peak_memory.peak() - before
         same = all(
             np.array_equal(one, other)
             for key, value in restored.state_arrays().items()
@@ -142,11 +142,6 @@ def rows_for_page(cases: Iterable[Mapping[str, Any]]) -> list[list[str]]:
         ]
         for case in cases
     ]
-
-
-def peak() -> int:
-    """Return the most memory that this process has had, in bytes."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 if __name__ == "__main__":

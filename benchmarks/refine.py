@@ -9,7 +9,6 @@ import argparse
 import json
 import math
 import os
-import resource
 import statistics
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import peak_memory
 import torch
 from flwr.app import ArrayRecord, Context
 from flwr.client import Client
@@ -45,7 +45,7 @@ def main() -> None:
     parser.add_argument("--memory", choices=("float32", "float16"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.memory:
-        print(json.dumps(memory(options.memory)))
+        print(json.dumps(held(options.memory)))
         return
     document: dict[str, Any] = {"versions": versions()}
     document["threads"] = torch.get_num_threads()
@@ -126,7 +126,7 @@ def epoch() -> dict[str, float]:
     return {"server_epoch_s": train, "kkr_percent": 100 * kkr / train, "skr_percent": 100 * skr / train}
 
 
-def memory(kind: str) -> dict[str, int]:
+def held(kind: str) -> dict[str, int]:
     """Run three rounds of 20 clients in this process, and read its peak.
 
     The clients send random features of the stated size; everything from the message on is the real way.
@@ -146,11 +146,11 @@ def memory(kind: str) -> dict[str, int]:
 
     strategy = FedGKT(server_model=head(), feature_dtype=kind, min_available_nodes=CLIENTS, device="cpu")
     grid = InlineGrid(ClientApp(client_fn=client_fn), CLIENTS)
-    start = resident()
+    start = peak_memory.begin()
     strategy.start(grid, ArrayRecord(), num_rounds=3)
     features = CLIENTS * SAMPLES * math.prod(MAPS) * np.dtype(kind).itemsize
     assert len(strategy.logits) == CLIENTS
-    return {"features": features, "peak_above_start": peak() - start}
+    return {"features": features, "peak_above_start": peak_memory.peak() - start}
 
 
 def head() -> torch.nn.Module:
@@ -174,17 +174,6 @@ def seconds(call: Callable[[], Any]) -> float:
     begun = time.perf_counter()
     call()
     return time.perf_counter() - begun
-
-
-def resident() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
-
-
-def peak() -> int:
-    line = next(
-        line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")
-    )
-    return int(line.split()[1]) * 1024
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.mark.slow
 @pytest.mark.program
-@pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss has other units elsewhere")
+@pytest.mark.skipif(sys.platform != "linux", reason="the peak is read in /proc")
 def test_memory_does_not_grow_with_the_clients(tmp_path: Path) -> None:
     """300 models of 1 MB, of which 16 MB are in memory: stored, compared, mixed, written and restored.
 
