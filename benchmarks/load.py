@@ -3,10 +3,9 @@
 Each client answers with a ResNet18 of 45 MB; none trains. The peak is that of the whole process, above what it has
 before the run. It also holds the clients and the grid, which in a deployment are processes of their own.
 
-Usage: python benchmarks/load.py [--before FOLDER] [--nodes N] [--out FILE]     (about ten minutes on 2 cores)
+Usage: python benchmarks/load.py [--nodes N] [--out FILE]     (about five minutes on 2 cores)
 
-``--before`` names a folder with an earlier version's ``flwr_kd``, which is measured beside this one. ``--nodes``
-also measures a ServerApp on a SuperLink with that many SuperNodes, about 1 GB of memory each.
+``--nodes`` also measures a ServerApp on a SuperLink with that many SuperNodes, about 1 GB of memory each.
 """
 
 from __future__ import annotations
@@ -46,37 +45,33 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, help="write the numbers as JSON")
-    parser.add_argument("--before", type=Path, help="a folder with an earlier version's flwr_kd")
     parser.add_argument("--nodes", type=int, default=0, help="also measure a SuperLink with N SuperNodes")
     parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
         print(json.dumps(peak(options.one[0], int(options.one[1]))))
         return
-    document: dict[str, Any] = {"versions": versions()}
-    for name, folder in (("now", None), ("before", options.before)):
-        if name == "now" or folder is not None:
-            document[name] = [measured(method, count, folder) for method in METHODS for count in CLIENTS]
+    rows = [measured(method, count) for method in METHODS for count in CLIENTS]
+    document: dict[str, Any] = {"versions": versions(), "rows": rows}
     if options.nodes:
         document["deployment"] = [deployed(count) for count in sorted({2, options.nodes})]
     text = json.dumps(document, indent=2)
     print(text)
     if options.out:
         options.out.write_text(text + "\n", encoding="utf-8")
-    for row in document["now"]:
+    for row in rows:
         assert row["peak_above_start"] < 10 * row["model"], row
 
 
-def measured(method: str, clients: int, folder: Path | None) -> dict[str, Any]:
+def measured(method: str, clients: int) -> dict[str, Any]:
     """Measure in a process of its own: the peak is a whole process's."""
-    path = {} if folder is None else {"PYTHONPATH": f"{folder}{os.pathsep}{Path(__file__).parent}"}
     done = subprocess.run(
-        [sys.executable, *([] if folder is None else ["-P"]), __file__, "--one", method, str(clients)],
+        [sys.executable, __file__, "--one", method, str(clients)],
         check=True,
         stdout=subprocess.PIPE,
         text=True,
         # Large blocks go back to the system when they are freed: the peak is then what was held.
-        env={**os.environ, **path, "MALLOC_MMAP_THRESHOLD_": str(2**20), "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "MALLOC_MMAP_THRESHOLD_": str(2**20), "OMP_NUM_THREADS": "1"},
     )
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
