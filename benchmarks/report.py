@@ -477,6 +477,58 @@ def model_store() -> str:
     return f"{table}\n\n{made['memory_mb']} MB of models are in memory. {made_with('model-store')}"
 
 
+def refinement() -> str:
+    """Return the speed of KKR and SKR beside a loop over rows."""
+    speeds = document("refine")["speed"]
+    ways = ("kkr_rows_per_second", "skr_rows_per_second", "loop_rows_per_second", "skr_over_loop")
+    rows = [[f"{row['rows']:,} × {row['classes']}", *(f"{row[way]:,}" for way in ways)] for row in speeds]
+    header = ("rows × classes", "KKR, rows/s", "SKR, rows/s", "loop with `brentq`, rows/s", "SKR over loop")
+    return f"{markdown(header, rows)}\n\n{made_with('refine')}"
+
+
+def matrix_step() -> str:
+    """Return what KT-pFL's server needs for a round, beside two loops over pairs of clients."""
+
+    def over(case: Mapping[str, Any], loop: str) -> str:
+        return f"{case[loop]['products_are_times_as_fast']}" if loop in case else "–"
+
+    rows = [
+        [f"{case['clients']:,}", f"{1000 * case['seconds']:,.0f}", over(case, "loop"), over(case, "autograd")]
+        for case in document("ktpfl")["steps"]
+    ]
+    header = ("clients", "milliseconds", "closed form, by a loop", "autograd, by a loop")
+    return f"{markdown(header, rows)}\n\n{made_with('ktpfl')}"
+
+
+def narrow() -> str:
+    """Return the operations of narrow passes as shares of the full one, for images of 1×28×28."""
+    models = [model for model in document("slim")["models"] if model["input_shape"] == [1, 28, 28]]
+    rows = [
+        [width, *(f"{100 * model['shares'][width]:.1f} %" for model in models)]
+        for width in models[0]["shares"]
+        if float(width) < 1
+    ]
+    header = ("width", *(f"`{model['model']}`" for model in models))
+    return f"{markdown(header, rows)}\n\n{made_with('slim')}"
+
+
+def held() -> str:
+    """Return what a server holds in memory in a round, beside the size of all models."""
+    made = document("load")
+    peaks = {(row["method"], row["clients"]): row["peak_above_start"] for row in made["rows"]}
+    methods = list(dict.fromkeys(method for method, _ in peaks))
+    rows = [
+        [
+            str(clients),
+            f"{clients * made['rows'][0]['model'] / 1e6:,.0f} MB",
+            *(f"{peaks[method, clients] / 1e6:,.0f} MB" for method in methods),
+        ]
+        for clients in dict.fromkeys(clients for _, clients in peaks)
+    ]
+    header = ("clients", "all models", *(f"`{method}`" for method in methods))
+    return f"{markdown(header, rows)}\n\n{made_with('load')}"
+
+
 MEASURED_AS = {
     "global_accuracy": "global",
     "local_accuracy": "local",
@@ -630,6 +682,10 @@ TABLES: dict[str, Callable[..., str]] = {
     "scale": scale,
     "growth": growth,
     "model-store": model_store,
+    "refinement": refinement,
+    "matrix-step": matrix_step,
+    "narrow": narrow,
+    "held": held,
     "grid": grid,
     "clipping": clipping,
     "made-with": made_with,
