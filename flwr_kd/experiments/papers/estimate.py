@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from flwr_kd import catalogue
 from flwr_kd.config import LocalStepsConfig, MethodConfig
+from flwr_kd.data.selection import chosen_classes
 from flwr_kd.experiments.comparison import Entry
 from flwr_kd.experiments.papers.schema import PaperCell, PaperExperiment
 from flwr_kd.experiments.run_form import Values, entries_of
@@ -202,7 +203,13 @@ def _trained(config: MethodConfig, samples: int, settings: Values) -> int:
 
 
 def _size(settings: Values) -> DataSize | None:
-    return SIZES.get(str(settings.get("dataset", "digits")))
+    """Return the size of what is used of the data set, if its classes have equally many samples."""
+    size = SIZES.get(str(settings.get("dataset", "digits")))
+    if size is None:
+        return None
+    chosen = settings.get("classes")
+    classes = size.classes if chosen is None else len(chosen_classes(str(chosen), size.classes))
+    return size._replace(train=size.train * classes // size.classes, classes=classes)
 
 
 def _padded(settings: Values) -> int | None:

@@ -43,6 +43,15 @@ def test_samples_are_counted_as_they_are_divided(division: str, clients: int) ->
     assert found.steps == pytest.approx(3 * epochs * batches, rel=0.25)
 
 
+@pytest.mark.parametrize("classes", ["5", "2,5-7"])
+def test_only_the_classes_that_are_used_are_counted(classes: str) -> None:
+    options = ExperimentOptions(dataset="digits", partition="iid", clients=4, classes=classes)
+    sizes = [len(train) for train, _ in client_splits(Experiment.from_options(options, 0))]
+    one = form(("fedavg",), dataset="digits", clients=4, rounds=1, partition="iid", classes=classes)
+    one = replace(one, hyperparameters={"all": {"batch-size": 1, "local-epochs": 1}})
+    assert estimate.cost_of(one, [PaperCell(id="a")], 1).steps == pytest.approx(sum(sizes), rel=0.05)
+
+
 def test_a_methods_own_work_and_each_reply_cost_time() -> None:
     plain, heavy = cost(("fedavg",)), cost(("dafkd",))
     assert plain.steps == heavy.steps
