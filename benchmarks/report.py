@@ -177,22 +177,43 @@ def side_by_side(part: str) -> str:
                 seconds,
             ]
         )
-    said = f"{accuracy_text()} {own_settings(list(groups))}".rstrip()
-    return f"{markdown(HEADER, rows)}\n\n{said}{earlier_defaults(groups)} {made_with('accuracy')}"
+    said = f"{accuracy_text([part])} {own_settings(list(groups))}".rstrip()
+    return f"{markdown(HEADER, rows)}\n\n{said}{earlier_defaults(groups)} {made_with('accuracy', part)}"
 
 
 LOCAL_TRAINING = dict(text.split("=") for text in SETTINGS)
 
 
-def accuracy_text() -> str:
-    """Say what all rows of the group `papers` share."""
-    seeds = len({run.seed for run in loaded("fashion-mnist-inner-dirichlet").runs})
+TRAINED_ON = {
+    "digits": f"digits: {DIGITS['rounds']} rounds of the MLP",
+    "fashion-mnist": (
+        f"Fashion-MNIST: {FASHION['rounds']} rounds of LeNet on {FASHION['limit']:,} training images and the whole "
+        "test set"
+    ),
+}
+
+
+def accuracy_text(parts: Sequence[str]) -> str:
+    """Say what all rows of some parts of the group `papers` share."""
+    data = dict.fromkeys(PAPERS_PARTS[part]["dataset"] for part in parts)
     return (
-        f"10 clients; digits: {DIGITS['rounds']} rounds of the MLP; Fashion-MNIST: {FASHION['rounds']} rounds of "
-        f"LeNet on {FASHION['limit']:,} training images and the whole test set, {seeds} seeds (FedGKT and FedDKC "
-        f"have their own models); {LOCAL_TRAINING['local-epochs']} local epochs, batches of "
+        f"10 clients, {seeds_of(parts)}; {'; '.join(TRAINED_ON[name] for name in data)} (FedGKT and FedDKC have "
+        f"their own models); {LOCAL_TRAINING['local-epochs']} local epochs, batches of "
         f"{LOCAL_TRAINING['batch-size']}."
     )
+
+
+def seeds_of(parts: Sequence[str]) -> str:
+    """Say how many seeds each part has, those with most first."""
+    by_number: dict[int, list[str]] = {}
+    for part in parts:
+        seeds = {run.seed for run in loaded(part).runs}
+        by_number.setdefault(len(seeds), []).append(data_of(PAPERS_PARTS[part]))
+    if len(by_number) == 1:
+        return f"{next(iter(by_number))} seeds"
+    *more, least = sorted(by_number, reverse=True)
+    named = [f"{number} seeds on {' and '.join(by_number[number])}" for number in more]
+    return ", ".join([*named, f"else {least}"])
 
 
 def earlier_defaults(rows: Mapping[str, Sequence[RunResult]]) -> str:
@@ -216,9 +237,9 @@ def of_methods(*names: str) -> str:
     """Return the table of a method's page: its rows in all parts, beside FedAvg's."""
     rows = []
     shown: dict[str, list[RunResult]] = {}
-    for part, setting in PAPERS_PARTS.items():
-        if not (RESULTS / "accuracy" / part).exists():
-            continue
+    parts = [part for part in PAPERS_PARTS if (RESULTS / "accuracy" / part).exists()]
+    for part in parts:
+        setting = PAPERS_PARTS[part]
         label = data_of(setting)
         groups = loaded(part).by_method()
         for method in dict.fromkeys(("fedavg", *names)):
@@ -250,7 +271,9 @@ def of_methods(*names: str) -> str:
         "MB to it",
         "s to it",
     )
-    return f"{markdown(header, rows)}\n\n{accuracy_text()}{earlier_defaults(shown)} {made_with('accuracy')}"
+    return (
+        f"{markdown(header, rows)}\n\n{accuracy_text(parts)}{earlier_defaults(shown)} {made_with('accuracy')}"
+    )
 
 
 def local(run: RunResult) -> float | None:
@@ -595,17 +618,20 @@ def named(lines: list[list[str]]) -> str:
     return markdown(header, [[f"`{name}`", *cells] for name, *cells in rows])
 
 
-def made_with(name: str) -> str:
+def made_with(name: str, *parts: str) -> str:
     """Say by which command, and with which versions, a result was measured.
 
-    A name may also be that of a folder of results.
+    A name may also be that of a folder of results, of which the given parts count, or all.
     """
     single = RESULTS / f"{name}.json"
     paths = [single] if single.exists() else sorted((RESULTS / name).glob("*/result.json"))
+    paths = [path for path in paths if not parts or path.parent.name in parts]
     versions = [json.loads(path.read_text(encoding="utf-8"))["versions"] for path in paths]
 
     def all_of(key: str) -> str:
-        return " and ".join(sorted({row[key] for row in versions if key in row}))
+        # A result that was extended names several commits.
+        named = (value for row in versions if key in row for value in row[key].split(" and "))
+        return " and ".join(sorted(set(named)))
 
     packages = ", ".join(
         f"{key} {all_of(key)}" for key in ("flwr-kd", "flwr", "torch", "ray", "numpy", "python")
