@@ -10,10 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -56,17 +53,7 @@ def main() -> None:
     }
     document |= speed()
     document["memory"] = {
-        kind: json.loads(
-            subprocess.run(
-                [sys.executable, __file__, "--memory", kind],
-                check=True,
-                capture_output=True,
-                text=True,
-                # Large blocks go back to the system when they are freed: the peak is then what was held.
-                env={**os.environ, "MALLOC_MMAP_THRESHOLD_": str(2**20)},
-            ).stdout
-        )
-        for kind in ("once", "loop")
+        kind: peak_memory.of_program([__file__, "--memory", kind]) for kind in ("once", "loop")
     }
     text = json.dumps(document, indent=2)
     print(text)

@@ -523,7 +523,7 @@ def measured(grid: Grid, cell: Cell, seed: int) -> dict[str, Any]:
 
 def lowest(result: RunResult) -> float | None:
     """Return the lowest accuracy of a client on its own test split, in rounds that are not the first ones."""
-    clients = [own for each in result.rounds[UNSETTLED:] for own in each.clients.values()]
+    clients = [own for later in result.rounds[UNSETTLED:] for own in later.clients.values()]
     return min((own["local_accuracy"] for own in clients if own["local_accuracy"] is not None), default=None)
 
 

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -51,7 +49,11 @@ def main() -> None:
     if options.one:
         print(json.dumps(peak(options.one[0], int(options.one[1]))))
         return
-    rows = [measured(method, count) for method in METHODS for count in CLIENTS]
+    rows = [
+        peak_memory.of_program([__file__, "--one", method, str(count)], OMP_NUM_THREADS="1")
+        for method in METHODS
+        for count in CLIENTS
+    ]
     document: dict[str, Any] = {"versions": versions(), "rows": rows}
     if options.nodes:
         document["deployment"] = [deployed(count) for count in sorted({2, options.nodes})]
@@ -61,19 +63,6 @@ def main() -> None:
         options.out.write_text(text + "\n", encoding="utf-8")
     for row in rows:
         assert row["peak_above_start"] < 10 * row["model"], row
-
-
-def measured(method: str, clients: int) -> dict[str, Any]:
-    """Measure in a process of its own: the peak is a whole process's."""
-    done = subprocess.run(
-        [sys.executable, __file__, "--one", method, str(clients)],
-        check=True,
-        stdout=subprocess.PIPE,
-        text=True,
-        # Large blocks go back to the system when they are freed: the peak is then what was held.
-        env={**os.environ, "MALLOC_MMAP_THRESHOLD_": str(2**20), "OMP_NUM_THREADS": "1"},
-    )
-    return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
 def peak(name: str, clients: int) -> dict[str, Any]:

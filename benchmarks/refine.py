@@ -8,10 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -51,19 +48,8 @@ def main() -> None:
     document["threads"] = torch.get_num_threads()
     document["speed"] = [speed(*shape) for shape in SHAPES]
     document["epoch"] = epoch()
-    # In a process each: what is measured is the peak of a whole process.
     document["memory"] = {
-        kind: json.loads(
-            subprocess.run(
-                [sys.executable, __file__, "--memory", kind],
-                check=True,
-                capture_output=True,
-                text=True,
-                # Large blocks go back to the system when they are freed: the peak is then what was held.
-                env={**os.environ, "MALLOC_MMAP_THRESHOLD_": str(2**20)},
-            ).stdout
-        )
-        for kind in ("float32", "float16")
+        kind: peak_memory.of_program([__file__, "--memory", kind]) for kind in ("float32", "float16")
     }
     text = json.dumps(document, indent=2)
     print(text)
