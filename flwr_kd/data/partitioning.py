@@ -22,7 +22,8 @@ from flwr_kd import catalogue
 from flwr_kd.checks import DataError, read_number, read_whole_number, whole_number
 from flwr_kd.data._base import AnyArray, IntArray, as_indices, as_labels, require
 from flwr_kd.seeding import derive_seed, numpy_generator
-from flwr_kd.text import unknown_name
+from flwr_kd.text import plural, unknown_name
+from flwr_kd.wording import option
 
 __all__ = ["PARTITIONS", "histogram", "natural", "partition", "split"]
 
@@ -126,7 +127,8 @@ def partition(
     num_clients = whole_number("num_clients", num_clients, 1, error=DataError)
     if num_clients > len(classes):
         raise DataError(
-            f"num_clients must be at most the number of samples, {len(classes)}, not {num_clients}"
+            f"{num_clients} clients are more than there are samples, {len(classes)}; use fewer clients or more "
+            "samples"
         )
     divide, parameter = _parse(spec)
 
@@ -172,7 +174,7 @@ def natural(columns: Mapping[str, AnyArray], spec: str, *, num_clients: int) -> 
     if len(values) != num_clients:
         raise DataError(
             f"partition {spec!r} has a client for each of the {len(values)} values in the column: set "
-            f"clients={len(values)}, got {num_clients}"
+            f"{option('clients', len(values))}, got {num_clients}"
         )
     return [np.flatnonzero(groups == group).astype(np.int64) for group in range(len(values))]
 
@@ -433,7 +435,7 @@ def _pathological(labels: IntArray, number: float, num_clients: int, seed: int) 
         return _run(partitioner, labels, num_clients)
     except ValueError as error:
         raise DataError(
-            f"partition 'pathological:{number}' cannot be made for num_clients={num_clients}: a class would "
+            f"partition 'pathological:{number}' cannot be made for {plural(num_clients, 'client')}: a class would "
             f"have to serve more clients than it has samples (the smallest has {counts.min()}); "
             "use fewer clients or a smaller K"
         ) from error
@@ -453,7 +455,7 @@ def _ktpfl_1(labels: IntArray, many: float, num_clients: int, seed: int) -> list
     if counts[worst] < few * thirds[worst]:
         raise DataError(
             f"partition 'ktpfl-1:{many}' needs {few * thirds[worst]} samples of class {names[worst]} for "
-            f"num_clients={num_clients}, but there are {counts[worst]}; use more samples, fewer clients or a "
+            f"{plural(num_clients, 'client')}, but there are {counts[worst]}; use more samples, fewer clients or a "
             f"smaller MANY{_at_most(3 * (counts[worst] // thirds[worst]))}"
         )
     wanted = np.full((num_clients, len(names)), few, dtype=np.int64)
@@ -478,7 +480,7 @@ def _ktpfl_2(labels: IntArray, each: float, num_clients: int, seed: int) -> list
         smallest = counts.index(min(counts))
         raise DataError(
             f"partition 'ktpfl-2:{each}' needs {2 * num_clients} shares of {each} samples of a class, two for "
-            f"each of num_clients={num_clients}, but there are {sum(clients_served(each))}, as a client takes "
+            f"each client, but there are {sum(clients_served(each))}, as a client takes "
             f"one share of a class at most: class {names[smallest]}, the smallest, has {counts[smallest]} "
             f"samples; use more samples, fewer clients or a smaller EACH{_at_most(most)}"
         )

@@ -362,33 +362,33 @@ def test_ktpfl_needs_no_library_and_takes_classes_with_gaps(
         (
             "ktpfl-1:9",
             3,
-            "9' needs 15 samples of class 8 for num_clients=3, but there are 10",
+            "9' needs 15 samples of class 8 for 3 clients, but there are 10",
             "MANY (6 at most)",
         ),
         # Class 8 is smaller, but has a larger share of the 150 samples that it must give.
         (
             "ktpfl-1",
             1,
-            "450' needs 450 samples of class 7 for num_clients=1, but there are 16",
+            "450' needs 450 samples of class 7 for 1 client, but there are 16",
             "MANY (15 at most)",
         ),
-        ("ktpfl-1:3", 10, "3' needs 20 samples of class 8 for num_clients=10, but there are 10", "MANY"),
+        ("ktpfl-1:3", 10, "3' needs 20 samples of class 8 for 10 clients, but there are 10", "MANY"),
         (
             "ktpfl-2:8",
             4,
-            "8' needs 8 shares of 8 samples of a class, two for each of num_clients=4, but there are 7",
+            "8' needs 8 shares of 8 samples of a class, two for each client, but there are 7",
             "EACH (5 at most)",
         ),
         (
             "ktpfl-2",
             1,
-            "300' needs 2 shares of 300 samples of a class, two for each of num_clients=1, but there are 0",
+            "300' needs 2 shares of 300 samples of a class, two for each client, but there are 0",
             "EACH (16 at most)",
         ),
         (
             "ktpfl-2:1",
             40,
-            "1' needs 80 shares of 1 samples of a class, two for each of num_clients=40, but there are 66",
+            "1' needs 80 shares of 1 samples of a class, two for each client, but there are 66",
             "EACH",
         ),
     ],
@@ -441,7 +441,7 @@ def test_ktpfl_takes_as_many_samples_as_there_are(kind: str, clients: int, size:
 
 def test_ktpfl_says_where_no_number_is_small_enough() -> None:
     labels = np.arange(10).repeat(3)
-    with pytest.raises(DataError, match=r"'ktpfl-1:3' needs 20 samples of class 0 for num_clients=10"):
+    with pytest.raises(DataError, match=r"'ktpfl-1:3' needs 20 samples of class 0 for 10 clients"):
         partition(labels, "ktpfl-1:max", num_clients=10, seed=0)
     with pytest.raises(DataError, match=r"'ktpfl-2:1' needs 40 shares of 1 samples"):
         partition(labels, "ktpfl-2:max", num_clients=20, seed=0)
@@ -508,7 +508,12 @@ def test_bad_specs_are_named(spec: str, words: list[str]) -> None:
     assert all(word in str(caught.value) for word in words)
 
 
-@pytest.mark.parametrize("clients", [0, -1, 1.5, True, "3", 51])
+def test_more_clients_than_samples_are_refused() -> None:
+    with pytest.raises(DataError, match=r"51 clients are more than there are samples, 50; use fewer clients"):
+        partition(make_labels(50, 5), "iid", num_clients=51, seed=0)
+
+
+@pytest.mark.parametrize("clients", [0, -1, 1.5, True, "3"])
 def test_bad_numbers_of_clients_are_named(clients: object) -> None:
     with pytest.raises(DataError, match=r"num_clients must be"):
         partition(make_labels(50, 5), "iid", num_clients=clients, seed=0)  # type: ignore[arg-type]

@@ -77,7 +77,5 @@ def test_what_does_not_fit_is_found() -> None:
     options = ExperimentOptions(dataset="emnist-letters", classes="10-19", clients=20, partition="ktpfl-1")
     there = labels(options)
     assert there is not None
-    with pytest.raises(
-        DataError, match=r"needs 6000 samples of class 0 for num_clients=20, but there are 4800"
-    ):
+    with pytest.raises(DataError, match=r"needs 6000 samples of class 0 for 20 clients, but there are 4800"):
         divide(options.dataset, options.partition, options.clients, tuple(np.bincount(there).tolist()))
