@@ -100,8 +100,11 @@ def missing(folder: Path = RESULTS) -> list[Piece]:
 def collect(piece: Piece, page: Path, folder: Path) -> None:
     """Copy what follows from a piece's runs into the folder of results, in fewer lines."""
     document: dict[str, Any] = json.loads(page.read_text(encoding="utf-8"))
-    # The command that a reader has, not this program's call of it.
-    document["command"] = shlex.join(["flwr-kd", *document["command"].split()[1:]])
+    # The command that a reader has, not this program's call of it, and not where this machine has its data.
+    words = ["flwr-kd", *shlex.split(document["command"])[1:]]
+    if "--data-dir" in words:
+        words[words.index("--data-dir") + 1] = "FOLDER"
+    document["command"] = shlex.join(words)
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(document, indent=1, ensure_ascii=False)
     (folder / piece.file_name).write_text(f"{text}\n", encoding="utf-8")

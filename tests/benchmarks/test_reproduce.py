@@ -56,6 +56,17 @@ def test_what_has_a_result_is_not_run_again(
         program.main()
 
 
+def test_a_published_command_does_not_say_where_the_data_lay(program: Any, tmp_path: Path) -> None:
+    page, out = tmp_path / "page.json", tmp_path / "out"
+    piece = next(each for each in program.pieces() if each.name == "fedhead/table-3")
+    words = "cli.py reproduce fedhead/table-3 --scale small"
+    for given, published in (("", ""), (" --data-dir '/a folder/x' --force", " --data-dir FOLDER --force")):
+        page.write_text(json.dumps({"command": words + given}), encoding="utf-8")
+        program.collect(piece, page, out)
+        made = json.loads((out / piece.file_name).read_text(encoding="utf-8"))
+        assert made["command"] == f"flwr-kd reproduce fedhead/table-3 --scale small{published}"
+
+
 def document(**changes: Any) -> dict[str, Any]:
     def cell(name: str, row: str, ours: list[float], printed: str | None) -> dict[str, Any]:
         by_seed = {str(seed): value for seed, value in enumerate(ours)}
