@@ -64,7 +64,7 @@ def test_compare_with_a_client_for_each_speaker(command: Command, tmp_path: Path
     [
         ("hf:speech.parquet", "iid", "no column has the labels: name one of band0, band1"),
         ("hf:speech.parquet,label=word", "natural:person", "valid: natural:speaker"),
-        ("hf:speech.parquet,label=word", "natural:speaker", "set clients=3, got 10"),
+        ("hf:speech.parquet,label=word", "natural:speaker", "set --clients 3, got 10"),
         ("hf:no such thing!", "iid", "there is no file or folder 'no such thing!'"),
         ("hf:speech.parquet,labels=word", "iid", "unknown option 'labels' (did you mean 'label'?)"),
     ],
