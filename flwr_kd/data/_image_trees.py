@@ -17,6 +17,7 @@ from flwr_kd.checks import DataError
 from flwr_kd.data._base import AnyArray, require
 from flwr_kd.data._files import check_regular
 from flwr_kd.data._source import Part, Source
+from flwr_kd.wording import option
 
 __all__ = ["CHEXPERT_FINDINGS", "chexpert", "chexpert_multilabel", "cinic10", "tiny_imagenet"]
 
@@ -164,7 +165,7 @@ def _root(name: str, data_dir: Path | None, folders: Sequence[str], needed: Sequ
     for root in roots:
         if all((root / beginning).exists() for beginning in beginnings):
             return root
-    where = ", ".join(map(str, roots)) or "data_dir, which is not set"
+    where = ", ".join(map(str, roots)) or f"a folder that {option('data_dir', 'FOLDER')} names"
     raise DataError(f"data set {name!r} needs {', '.join(needed[:-1])} and {needed[-1]} in {where}")
 
 

@@ -15,7 +15,7 @@ from flwr_kd.checks import DataError, plain_number
 from flwr_kd.data._base import AnyArray, IntArray, missing_package, require
 from flwr_kd.data._csv import Table, read_table
 from flwr_kd.data._source import Part, Source, first_folder
-from flwr_kd.wording import warn_once
+from flwr_kd.wording import option, warn_once
 
 # Larger whole numbers are not told apart by float64.
 _MOST_LABEL = 2**53
@@ -91,7 +91,7 @@ def _flows(
     folders = [] if data_dir is None else [data_dir, data_dir / name]
     paths = first_folder(folders, files[:1], ("",)) or first_folder(folders, files[1:], ("",))
     if paths is None:
-        where = data_dir or "data_dir, which is not set"
+        where = data_dir or f"a folder that {option('data_dir', 'FOLDER')} names"
         raise DataError(f"data set {name!r} needs the file {' or '.join(files)} in {where}")
     pandas = require("pandas")
     try:

@@ -117,7 +117,7 @@ def test_files_that_are_missing_or_of_another_form_are_named(tmp_path: Path) -> 
         DataError, match=r"'unicauca75' needs the file Dataset-Unicauca-Version2-87Atts.csv or "
     ):
         load("unicauca75", data_dir=str(tmp_path))
-    with pytest.raises(DataError, match=r"in data_dir, which is not set"):
+    with pytest.raises(DataError, match=r'in a folder that data_dir="FOLDER" names'):
         load("unicauca141")
     (tmp_path / "unicauca75.csv").write_text("a,b,L7Protocol\n1,2,7\n")
     with pytest.raises(

@@ -298,7 +298,7 @@ def test_cinic10(tmp_path: Path) -> None:
 def test_missing_or_incomplete_cinic10(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"train/CLASS/\*.png"):
         load("cinic10", data_dir=str(tmp_path))
-    with pytest.raises(DataError, match=r"data_dir, which is not set"):
+    with pytest.raises(DataError, match=r'in a folder that data_dir="FOLDER" names'):
         load("cinic10")
     write_cinic(tmp_path)
     (tmp_path / "test" / "truck").rename(tmp_path / "test" / "lorry")
