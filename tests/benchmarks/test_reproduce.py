@@ -58,7 +58,8 @@ def test_what_has_a_result_is_not_run_again(
 
 def test_a_published_command_does_not_say_where_the_data_lay(program: Any, tmp_path: Path) -> None:
     page, out = tmp_path / "page.json", tmp_path / "out"
-    piece = next(each for each in program.pieces() if each.name == "fedhead/table-3")
+    by_name = {piece.name: piece for piece in program.pieces()}
+    piece = by_name["fedhead/table-3"]
     words = "cli.py reproduce fedhead/table-3 --scale small"
     for given, published in (("", ""), (" --data-dir '/a folder/x' --force", " --data-dir FOLDER --force")):
         page.write_text(json.dumps({"command": words + given}), encoding="utf-8")
