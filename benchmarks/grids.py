@@ -33,10 +33,14 @@ the small version of the paper's Table 2 with 10 clients.
 
 `pfedhn-steps`: how low a client of pFedHN falls in a round, with smaller steps of the hypernetwork.
 
+`text-rate`: the learning rate of FedAvg, FedDF, FedHEAD and FedHEAD+ in the small version of FedHEAD's table 3, on
+validation data and seeds that no table uses, at the reported round.
+
 `settings-PARTITION`: the methods that the papers compare with, each with its defaults and with other settings, on
 20 clients.
 
-Usage: python benchmarks/grids.py NAME --out FILE [--cells NAME,...]     (times of one core: see GRIDS)
+Usage: python benchmarks/grids.py NAME --out FILE [--cells NAME,...] [--data-dir FOLDER]
+       (times of one core: see GRIDS; FOLDER has 20 Newsgroups, for `text-rate`)
 
 The file is written after each run, and runs that it has are not run again.
 """
@@ -354,6 +358,32 @@ def pfedhn_steps() -> Grid:
     return Grid("fedavg-ft", cells, (0, 1, 2, 3, 4), experiment, (*settings, "learning-rate=0.003"))
 
 
+def text_rate() -> Grid:
+    """The learning rate where a client has few texts; ten rounds of five epochs. Some 16 minutes."""
+    cells = {
+        f"{method}-{rate}": Cell(method, (f"learning-rate={rate}",))
+        for rate in ("0.001", "0.003", "0.01", "0.03")
+        for method in ("fedavg", "feddf", "fedhead", "fedhead-plus")
+    }
+    experiment = {
+        "dataset": "20newsgroups",
+        "classes": "1,14",
+        "limit": 1000,
+        "public": "20newsgroups",
+        "public_limit": 300,
+        "partition": "dirichlet:0.1",
+        "clients": 20,
+        "model": "mlp",
+        "test_fraction": 0.0,
+        "measure": "never",
+        "validation": True,
+    }
+    settings = ("local-epochs=5", "batch-size=32", "lr-decay=1", "weight-decay=1e-4")
+    return Grid(
+        "fedavg-0.001", cells, (10, 11), experiment, (*settings, "sector-epochs=5", "server-epochs=5")
+    )
+
+
 PERSONAL: dict[str, tuple[str, ...]] = {
     "fedavg": ("fedavg",),
     "fedavg-ft": ("fedavg-ft",),
@@ -436,6 +466,7 @@ GRIDS = {
     "ktpfl-rate": ktpfl_rate,
     "ktpfl-precision": ktpfl_precision,
     "pfedhn-steps": pfedhn_steps,
+    "text-rate": text_rate,
     "settings-inner-dirichlet": functools.partial(other_settings, "inner-dirichlet:0.1", PERSONAL, FURTHER),
     "settings-pathological": functools.partial(other_settings, "pathological:2", PERSONAL),
 }
@@ -448,6 +479,7 @@ def main() -> None:
     parser.add_argument("name", choices=GRIDS)
     parser.add_argument("--out", type=Path, required=True, help="file of the result, JSON")
     parser.add_argument("--cells", help="only these, separated by commas")
+    parser.add_argument("--data-dir", help="folder of data files, for sets that are not installed")
     options = parser.parse_args()
     logging.getLogger("flwr").setLevel(logging.ERROR)
     grid = GRIDS[options.name]()
@@ -455,7 +487,7 @@ def main() -> None:
     document = begun(options.out, options.name, grid)
     for name, seed in missing(document, grid, names):
         print(f"{options.name}: {name}, seed {seed}", file=sys.stderr, flush=True)
-        values = measured(grid, grid.cells[name], seed)
+        values = measured(grid, grid.cells[name], seed, options.data_dir)
         document["cells"][name]["seeds"][str(seed)] = values
         write_atomically(options.out, (json.dumps(document, indent=2) + "\n").encode())
     print(json.dumps(document, indent=2))
@@ -501,13 +533,13 @@ def missing(document: dict[str, Any], grid: Grid, names: list[str]) -> list[tupl
     return [(name, seed) for seed in grid.seeds for name in names if str(seed) not in cells[name]["seeds"]]
 
 
-def measured(grid: Grid, cell: Cell, seed: int) -> dict[str, Any]:
+def measured(grid: Grid, cell: Cell, seed: int, data_dir: str | None = None) -> dict[str, Any]:
     """Run once, and return the last round's accuracies, in [0, 1], and the global ones of all rounds."""
     method = registry.get(cell.method)
     experiment = Experiment(
         **{"backend": "inline", "workers": 1, "device": "cpu", **grid.experiment, **cell.experiment}
     )
-    experiment = replace(experiment, seed=seed)
+    experiment = replace(experiment, seed=seed, data_dir=data_dir)
     oracle = knowing_the_groups() if cell.oracle else nullcontext()
     with tempfile.TemporaryDirectory() as folder, oracle:
         keep = Path(folder) / "arrays" if grid.tested else None
