@@ -47,7 +47,7 @@ class MeasuredRounds(NamedTuple):
             return cls(last=True)
         kind, colon, count = text.partition(":") if isinstance(text, str) else ("", "", "")
         if kind == "every" and colon:
-            return cls(last=True, every=read_whole_number("the N of measure=every:N", count, 1))
+            return cls(last=True, every=read_whole_number("measure: the N of every:N", count, 1))
         raise ConfigError(f"measure must be never, last or every:N, got {shown(text)}")
 
     def has(self, server_round: int, num_rounds: int) -> bool:

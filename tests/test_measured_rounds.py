@@ -26,5 +26,5 @@ def test_anything_else_is_refused(text: object) -> None:
 
 @pytest.mark.parametrize("count", ["", "0", "-1", "1.5", "x"])
 def test_the_number_of_rounds_is_at_least_one(count: str) -> None:
-    with pytest.raises(ConfigError, match="the N of measure=every:N must be a whole number from 1"):
+    with pytest.raises(ConfigError, match="measure: the N of every:N must be a whole number from 1"):
         FedAvg(measure=f"every:{count}")

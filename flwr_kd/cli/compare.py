@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple, TextIO
 import typer
 from click.core import ParameterSource
 
-from flwr_kd.checks import whole_number
+from flwr_kd.checks import ConfigError, DataError, whole_number
 from flwr_kd.cli.completion import values_of
 from flwr_kd.cli.interrupts import Interrupted
 from flwr_kd.cli.log import showing_log
@@ -126,41 +126,64 @@ def _jobs_of_file(
 
 def _run_all(jobs: Sequence[_Job], options: RunOptions) -> None:
     from flwr_kd.experiments import resumption
+    from flwr_kd.results.columns import check_columns
+    from flwr_kd.tracking import chosen_logs
 
     if options.force and options.resume:
         raise UsageError("--force begins anew, --resume goes on: give one of them")
     check_format(options.format)
+    choices = chosen_logs(options.log or ())
+    columns = check_columns(options.columns.split(",")) if options.columns else []
+    # Those that have not begun have nothing to go on with.
+    resumed = [
+        options.resume and (len(jobs) == 1 or job.folder is None or resumption.is_there(job.folder))
+        for job in jobs
+    ]
+    # All are checked before the first one runs.
+    plans = [
+        _plan(job, options, resume=resume, one_of_several=len(jobs) > 1)
+        for job, resume in zip(jobs, resumed, strict=True)
+    ]
     target = sys.stdout
     with nullcontext() if options.format == "text" else redirect_stdout(sys.stderr):
-        for job in jobs:
-            # Of several comparisons, those that have not begun have nothing to go on with.
-            begun = len(jobs) == 1 or job.folder is None or resumption.is_there(job.folder)
+        for plan, resume in zip(plans, resumed, strict=True):
             if len(jobs) > 1:
-                print(f"{job.folder}:")
-            _compare(job, options, target, resume=options.resume and begun)
+                print(f"{plan.unfinished.directory}:")
+            plan.begin(resume=resume, force=options.force)
+            _compare(plan, options, choices, columns, target)
 
 
-def _compare(job: _Job, options: RunOptions, target: TextIO, *, resume: bool) -> None:
+def _plan(job: _Job, options: RunOptions, *, resume: bool, one_of_several: bool) -> Plan:
+    """Return a comparison that has been checked; an error in one of several says in which."""
+    from flwr_kd.experiments import comparison
+
+    try:
+        return comparison.prepare(
+            job.rows,
+            job.experiment,
+            seeds=job.seeds,
+            folder=job.folder,
+            settings=job.settings,
+            command=shlex.join(["flwr-kd", *sys.argv[1:]]),
+            resume=resume,
+            force=options.force,
+            begin=False,
+        )
+    except (ConfigError, DataError) as error:
+        if not one_of_several or job.folder is None:
+            raise
+        raise type(error)(f"{job.folder.name}: {error}") from None
+
+
+def _compare(
+    plan: Plan, options: RunOptions, choices: Sequence[LogChoice], columns: Sequence[str], target: TextIO
+) -> None:
     from rich.console import Console
 
     from flwr_kd.experiments import comparison
     from flwr_kd.plotting import curves, picture_file
-    from flwr_kd.results.columns import check_columns
-    from flwr_kd.tracking import chosen_logs
 
-    choices = chosen_logs(options.log or ())
-    columns = check_columns(options.columns.split(",")) if options.columns else []
-    experiment = job.experiment
-    plan = comparison.prepare(
-        job.rows,
-        experiment,
-        seeds=job.seeds,
-        folder=job.folder,
-        settings=job.settings,
-        command=shlex.join(["flwr-kd", *sys.argv[1:]]),
-        resume=resume,
-        force=options.force,
-    )
+    experiment = plan.experiments[0]
     if unharmed := plan.unharmed():
         print(f"note: {experiment.attack} changes nothing of what {', '.join(unharmed)} send")
     if experiment.merge_test and not experiment.validation:

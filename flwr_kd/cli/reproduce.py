@@ -92,7 +92,7 @@ def reproduce(
     logs = chosen_logs(options.log or ())
     given = {name: getattr(options, name) for name in _SETTINGS}
     settings = {name: value for name, value in given.items() if value is not None}
-    only = None if options.only is None else [term.strip() for term in options.only.split(",")]
+    only = None if options.only is None else [_without_spaces(term) for term in options.only.split(",")]
     if only is not None and not all(only):
         raise UsageError(f"--only must be words and NAME=VALUE separated by commas, got {options.only!r}")
     chosen = reproduction.prepare(
@@ -107,6 +107,11 @@ def reproduce(
         _say(chosen, options.data_dir)
         return
     _run(chosen, settings, logs, force=options.force, verbose=options.verbose)
+
+
+def _without_spaces(term: str) -> str:
+    """Return a term of --only without the spaces around it and around its =."""
+    return "=".join(part.strip() for part in term.split("="))
 
 
 def _run(

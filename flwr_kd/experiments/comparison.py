@@ -28,7 +28,7 @@ from flwr_kd.experiments.experiment import Experiment, attacker_ids
 from flwr_kd.experiments.options import ExperimentOptions
 from flwr_kd.experiments.resumption import Unfinished
 from flwr_kd.plotting import remove_pictures
-from flwr_kd.results import files, provenance
+from flwr_kd.results import provenance
 from flwr_kd.results.clients import ALONE, is_alone
 from flwr_kd.results.schema import Comparison, RunResult
 from flwr_kd.server.callbacks import Callback
@@ -147,6 +147,10 @@ class Plan:
                 if not entry.seeds or experiment.seed in entry.seeds:
                     yield entry, experiment
 
+    def begin(self, *, resume: bool = False, force: bool = False) -> None:
+        """Read the runs that are finished, see :meth:`flwr_kd.experiments.resumption.Unfinished.begin`."""
+        self.unfinished.begin(resume=resume, force=force)
+
     def unharmed(self) -> list[str]:
         """Return the entries whose clients send nothing that the attack changes; none without an attack."""
         spec = self.experiments[0].attack
@@ -211,6 +215,7 @@ def prepare(
     command: str = "",
     resume: bool = False,
     force: bool = False,
+    begin: bool = True,
 ) -> Plan:
     """Check everything that a comparison needs before any of its runs, and read those that are finished.
 
@@ -234,6 +239,8 @@ def prepare(
         Whether to continue an interrupted comparison, or extend a result, in this folder.
     force : bool
         Whether a result in this folder may be overwritten.
+    begin : bool
+        Whether :meth:`Plan.begin` is called. Without it nothing is written, so that others can be checked first.
 
     Raises
     ------
@@ -255,7 +262,7 @@ def prepare(
         versions=versions,
         command=command,
     )
-    files.check_free(folder, force=force or resume, ways=("force", "resume"))
+    unfinished.check_free(resume=resume, force=force)
     plan = Plan(entries, experiments, unfinished, config, versions, command)
     for entry, experiment in plan.runs():
         try:
@@ -266,7 +273,8 @@ def prepare(
                     f"the row {entry.name}, {ALONE_BY} with {_texts(ALONE_SETTINGS)}: {error}"
                 ) from None
             raise
-    unfinished.begin(resume=resume, force=force)
+    if begin:
+        plan.begin(resume=resume, force=force)
     return plan
 
 

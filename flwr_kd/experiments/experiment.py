@@ -34,7 +34,7 @@ from flwr_kd.server.aggregation import Rule, knowledge_rule
 from flwr_kd.text import shown, unknown_name
 from flwr_kd.wording import option
 
-__all__ = ["Experiment", "attacker_ids", "check_measured"]
+__all__ = ["Experiment", "attacker_ids"]
 
 _NOT_SHARED = ("seed", "own", "ray_address")
 """Fields that a result's ``config`` lacks: each run has its own seed, and no number depends on an address."""
@@ -77,7 +77,7 @@ class Experiment(ExperimentOptions):
     def __post_init__(self) -> None:
         whole = {"clients": 1, "rounds": 1, "workers": 1, "seed": 0, "public_limit": 1, "attackers": 0}
         for name, least in whole.items():
-            whole_number(name, getattr(self, name), least)
+            whole_number(name.replace("_", "-"), getattr(self, name), least)
         for name in ("limit", "test_limit"):
             if getattr(self, name) is not None:
                 whole_number(name.replace("_", "-"), getattr(self, name), 1)
@@ -96,7 +96,7 @@ class Experiment(ExperimentOptions):
             whole_number("feature-dim", self.feature_dim, 1)
         if self.feature_layer is not None and self.feature_layer not in FEATURE_LAYERS:
             raise ConfigError(unknown_name("feature layer", self.feature_layer, FEATURE_LAYERS))
-        check_measured(self)
+        _check_measured(self)
         share("fraction-train", self.fraction_train, open_low=True)
         if self.imbalance is not None:
             number("imbalance", self.imbalance, 1)
@@ -231,7 +231,7 @@ class Experiment(ExperimentOptions):
         return self.models[index % len(self.models)], features, self.seed, self.own, data
 
 
-def check_measured(options: ExperimentOptions) -> None:
+def _check_measured(options: ExperimentOptions) -> None:
     """Check after which rounds is measured what, and that a run can say when the target was reached.
 
     Raises

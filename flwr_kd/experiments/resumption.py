@@ -88,6 +88,15 @@ class Unfinished:
             (),
         )
 
+    def check_free(self, *, resume: bool, force: bool) -> None:
+        """Refuse a folder with a result or an interrupted comparison, if neither option is given."""
+        files.check_free(self.directory, force=force or resume, ways=("force", "resume"))
+        if self.path.exists() and not (resume or force):
+            raise ResultExistsError(
+                f"{str(self.directory)!r} has an unfinished comparison; go on with {option('resume')}, "
+                f"begin anew with {option('force')}, or choose another folder"
+            )
+
     def begin(self, *, resume: bool, force: bool) -> None:
         """Read the finished runs, or check that starting again loses nothing.
 
@@ -106,7 +115,7 @@ class Unfinished:
             If the runs in the folder are of other settings or versions or cannot be read, or if the folder cannot
             be written to.
         """
-        files.check_free(self.directory, force=force or resume, ways=("force", "resume"))
+        self.check_free(resume=resume, force=force)
         if resume:
             whole = (self.directory / files.FILE_NAME).exists()
             if (self.path / files.FILE_NAME).exists():
@@ -119,11 +128,6 @@ class Unfinished:
                     f"{option('resume')} out to begin one, or name the folder of another"
                 )
         elif self.path.exists():
-            if not force:
-                raise ResultExistsError(
-                    f"{str(self.directory)!r} has an unfinished comparison; go on with {option('resume')}, "
-                    f"begin anew with {option('force')}, or choose another folder"
-                )
             self.remove()
         try:
             self.path.mkdir(parents=True, exist_ok=True)

@@ -52,7 +52,7 @@ from flwr_kd.experiments.comparison import (
 from flwr_kd.experiments.options import ExperimentOptions
 from flwr_kd.experiments.strict_toml import Value, build, read_toml
 from flwr_kd.results import files
-from flwr_kd.results.clients import ALONE
+from flwr_kd.results.clients import ALONE, is_alone
 from flwr_kd.results.schema import Comparison
 from flwr_kd.text import shown, unknown_name
 
@@ -304,7 +304,8 @@ def planned(
     of_options, of_methods = _divided(form.grid)
     of_options = {name: values for name, values in of_options.items() if _field(name) not in (settings or {})}
     for name in of_methods:
-        if name and name not in names:
+        # Methods of the caller may leave out rows of the form.
+        if name and name not in (*names, *(form.methods if methods else ())):
             raise ConfigError(f"grid.{name}: {unknown_name('row', name, names)}")
     cells = form.run or (Cell(id=""),)
     if repeated := [name for name, count in Counter(cell.id for cell in cells).items() if count > 1]:
@@ -388,8 +389,9 @@ def entries_of(
         if key != "all" and key not in form.named:
             method_of_row(key)
     general = (grid or {}).get("", {})
-    _check_known([*form.hyperparameters.get("all", {}), *(more or {})], methods)
-    _check_known([*general], methods, "option or hyper-parameter", _options())
+    _check_known([*form.hyperparameters.get("all", {})], methods, "hyperparameters.all")
+    _check_known([*(more or {})], methods, "set")
+    _check_known([*general], methods, "grid", "option or hyper-parameter", _options())
     if assignments:
         configs_of(methods, assignments)
         check_alone({name: row.method for name, row in rows.items()}, assignments)
@@ -442,6 +444,13 @@ def _check_named(name: str, named: Named) -> None:
         method = registry.get(named.method)
     except ConfigError as error:
         raise ConfigError(f"named.{name}.method: {error}") from None
+    if not name.strip():
+        raise ConfigError(f"named: a row must have a name, got {name!r}")
+    if is_alone(name) and method.name != ALONE_BY and not named.note:
+        raise ConfigError(
+            f"named.{name}: {ALONE} is the row of clients that train by themselves, with which others are "
+            f"compared, and this row is {method.name}: give it another name, or a note that says why it is that row"
+        )
     if name in registry.methods() and name != method.name and not named.note:
         raise ConfigError(
             f"named.{name}: {name} is a method, and this row is {method.name}: give the row another name, or a "
@@ -476,6 +485,7 @@ def _having(method: registry.Method, values: Mapping[str, T]) -> dict[str, T]:
 def _check_known(
     keys: Sequence[str],
     methods: Sequence[registry.Method],
+    place: str,
     what: str = "hyper-parameter",
     others: Sequence[str] = (),
 ) -> None:
@@ -483,7 +493,7 @@ def _check_known(
     for key in keys:
         if _field(key) not in known:
             names = [*others, *sorted(name.replace("_", "-") for name in known)]
-            raise ConfigError(unknown_name(what, key, names, meant=meant(key, names)))
+            raise ConfigError(f"{place}: {unknown_name(what, key, names, meant=meant(key, names))}")
 
 
 def _options() -> list[str]:
@@ -492,10 +502,7 @@ def _options() -> list[str]:
 
 def _check_own(name: str, method: registry.Method, grid: Mapping[str, Sequence[Value]]) -> None:
     """Refuse hyper-parameters of a row's grid that its method does not have, or fixes."""
-    try:
-        _check_known([*grid], [method])
-    except ConfigError as error:
-        raise ConfigError(f"grid.{name}: {error}") from None
+    _check_known([*grid], [method], f"grid.{name}")
     for key in grid:
         if (fixed := method.fixed.get(_field(key))) is not None:
             raise ConfigError(f"grid.{name}: {key} is fixed at {fixed} by {method.name}")
@@ -538,6 +545,9 @@ def _listed(where: str, values: object) -> list[Value]:
         raise ConfigError(f"{where} must have at least one value, got an empty list")
     if not isinstance(values, list) or not all(isinstance(each, Value) for each in values):
         raise ConfigError(f"{where} must be a list of values, got {shown(values)}")
+    for position, value in enumerate(values):
+        if value in values[:position]:
+            raise ConfigError(f"{where} has the value {shown(value)} twice: leave one of them out")
     return values
 
 

@@ -78,13 +78,14 @@ def figure(panels: Mapping[str, Sequence[Group]], title: Sequence[str]) -> Figur
         _draw(panel, each, rows, styles)
         panel.set_ylabel(measure)
     handles = [Line2D([], [], linestyle="none", **styles[row]) for row in rows]
+    faces = {"ours": "0.3", "printed": "none"}
+    if not any(group.printed for groups in panels.values() for group in groups):
+        del faces["printed"]
     kinds = [
         Line2D([], [], color="0.3", marker="o", linestyle="none", markerfacecolor=face)
-        for face in ("0.3", "none")
+        for face in faces.values()
     ]
-    legend = drawn.legend(
-        [*handles, *kinds], [*rows, "ours", "printed"], loc="outside right center", frameon=False
-    )
+    legend = drawn.legend([*handles, *kinds], [*rows, *faces], loc="outside right center", frameon=False)
     for text in legend.get_texts():
         text.set_parse_math(False)
     set_title(drawn, title)

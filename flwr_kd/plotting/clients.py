@@ -84,13 +84,16 @@ def figure(
     Raises
     ------
     ResultError
-        If no client has the metric, or ``by_model`` is true and results do not name the models.
+        If no client has the metric, ``by_model`` is true and results do not name the models, or results of one
+        data set have other rows, seeds or clients, so that a mean over them compares what differs.
     ImportError
         If ``matplotlib`` is not installed.
     """
     groups: dict[str, list[Comparison]] = {}
     for comparison in comparisons:
         groups.setdefault(str(comparison.config.get("dataset", "")), []).append(comparison)
+    for name, group in groups.items():
+        _check_alike(name, group, metric.replace("-", "_"))
     bars = {name: _bars(group, metric.replace("-", "_"), by_model) for name, group in groups.items()}
     if not any(bars.values()):
         kept = sorted({key for each in comparisons for run in each.runs for key in _kept(run)})
@@ -150,6 +153,25 @@ def _axis(metric: str) -> str:
 def _kept(run: RunResult) -> set[str]:
     clients = run.rounds[-1].clients if run.rounds else {}
     return {key for values in clients.values() for key, value in values.items() if value is not None}
+
+
+def _check_alike(dataset: str, group: Sequence[Comparison], metric: str) -> None:
+    """Refuse results to average of which one lacks a row, a seed or a client that another has."""
+    measured = [
+        {
+            (run.name, run.seed, client)
+            for run in comparison.runs
+            for client, values in (run.rounds[-1].clients if run.rounds else {}).items()
+            if values.get(metric) is not None
+        }
+        for comparison in group
+    ]
+    if lacking := sorted(set().union(*measured) - set.intersection(*measured)):
+        name, seed, client = lacking[0]
+        raise ResultError(
+            f"the bars of a data set are means over its results, but not all {len(group)} of {dataset} have the "
+            f"{metric.replace('_', ' ')} of {name}, seed {seed}, client {client}: draw them one by one"
+        )
 
 
 def _bars(group: Sequence[Comparison], metric: str, by_model: bool) -> dict[str, dict[str, list[float]]]:

@@ -26,6 +26,7 @@ from flwr_kd.results.clients import ALONE, is_alone
 from flwr_kd.results.errors import ResultError
 from flwr_kd.results.measures import ACCURACIES
 from flwr_kd.results.schema import Comparison
+from flwr_kd.wording import option
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -223,7 +224,10 @@ def _chosen(comparisons: Sequence[Comparison], along: str | None) -> str:
     together = [name for name in known if set(options) <= {name, *_following(comparisons, name)}]
     if together and len(options) == len(varying):
         return together[0]
-    raise ResultError(f"several settings vary: choose one of {', '.join(varying)} for the axis")
+    raise ResultError(
+        f"several settings vary, {' and '.join(varying)}: choose one for the axis, such as "
+        f"{option('along', varying[0])}"
+    )
 
 
 def _following(comparisons: Sequence[Comparison], along: str) -> list[str]:
@@ -359,10 +363,9 @@ def _scale(axes: Axes, labels: Mapping[float, str], *, logarithmic: bool) -> Non
 
 def _axis_name(along: str, points: Sequence[_Point]) -> str:
     """Return the setting, with the kind that all of its values have, such as ``dirichlet``."""
-    kinds = {
-        str(point.x).partition(":")[0] for point in points if isinstance(point.x, str) and ":" in point.x
-    }
-    return f"{along}: {kinds.pop()}" if len(kinds) == 1 else along
+    kinds = {str(point.x).partition(":")[:2] for point in points}
+    (kind, colon), *others = kinds
+    return f"{along}: {kind}" if colon and not others else along
 
 
 def _curve(points: Sequence[_Point], places: Mapping[str, float]) -> Curve | None:

@@ -148,7 +148,7 @@ class Target(NamedTuple):
         name = name.strip().replace("-", "_") or "local"
         metric = f"{name}_accuracy" if f"{name}_accuracy" in ACCURACIES else name
         (accuracy,) = chosen([metric])
-        percent = read_number("target (in percent)", number, 1, 100, error=ResultError)
+        percent = read_number("the percentage", number, 1, 100, error=ResultError)
         return cls(percent, accuracy.name)
 
     @property

@@ -281,6 +281,38 @@ def test_a_grid_of_options_is_a_folder_for_each_value(command: Command, tmp_path
     assert (code, out.count("not run again: fedavg (seed 2), fedproto (seed 2)")) == (0, 2)
 
 
+def test_a_mistake_in_a_later_comparison_is_found_before_the_first_runs(
+    command: Command, tmp_path: Path, no_run: None
+) -> None:
+    """Also one that the data set, the partition or the folder refuses."""
+    grid = CONFIG + '[grid]\npartition = ["iid", "pathological:11"]\n'
+    runs = CONFIG.replace('backend = "inline"\n', "") + (
+        '[[run]]\nid = "first"\n[[run]]\nid = "second"\nsettings = { model = "foo" }\n'
+    )
+    cases = {
+        grid: "partition=pathological-11: K in partition 'pathological:11' must be at most",
+        runs: "second: unknown model 'foo'",
+    }
+    for text, message in cases.items():
+        (tmp_path / "c.toml").write_text(text)
+        code, out, err = command("compare", "--config", "c.toml", "--out", "o")
+        assert (code, out) == (2, "")
+        assert message in err
+        assert not (tmp_path / "o").exists()
+    (tmp_path / "c.toml").write_text(CONFIG + '[grid]\npartition = ["iid", "dirichlet:1"]\n')
+    there = tmp_path / "o" / "partition=dirichlet-1" / ".unfinished"
+    there.mkdir(parents=True)
+    code, out, err = command("compare", "--config", "c.toml", "--out", "o")
+    assert (code, out) == (2, "")
+    assert "partition=dirichlet-1' has an unfinished comparison" in err
+
+
+def test_methods_of_the_command_line_leave_out_rows_of_the_grid(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text(CONFIG + "[grid.fedavg]\nlearning-rate = [0.01, 0.02]\n")
+    assert command("compare", "fedproto", "--config", "c.toml", "--out", "o").code == 0
+    assert [run.name for run in files.load(tmp_path / "o").runs] == ["fedproto"]
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -305,15 +305,19 @@ def test_numbers_are_of_the_seeds_that_are_asked_for(command: Command, tmp_path:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--target", "850"), "target: target (in percent) must be in [1, 100], got '850'"),
+        (("--target", "850"), "target: the percentage must be in [1, 100], got '850'"),
         (("--target", ":5"), "target: there is no accuracy before the colon, got ':5'"),
         (("--target", "foo:5"), "target: unknown accuracy 'foo'"),
         (("--target", "common:20"), "target 'common:20' needs the common accuracy of each round"),
         (("--target", "global-on-clients:20"), "set --measure every:1"),
+        (("--workers", "0"), "workers must be a whole number from 1, got 0"),
+        (("--backend", "foo"), "unknown backend 'foo'"),
+        (("--device", "gpu"), "device"),
+        (("--data-dir", "nowhere"), "data-dir 'nowhere' does not exist"),
         (("--measure", "always"), "measure must be never, last or every:N, got 'always'"),
         (("--only", ","), "--only must be words and NAME=VALUE separated by commas, got ','"),
         (("--only", ""), "--only must be words and NAME=VALUE separated by commas, got ''"),
-        (("--only", "clients=7"), "only: clients must be 3, got '7'"),
+        (("--only", " clients = 7"), "only: clients must be 3, got '7'"),
         (("--out", "afile"), "'afile' is not a directory"),
         (("--out", "afile/b"), "'afile' is not a directory"),
     ],
@@ -337,6 +341,13 @@ def test_an_accuracy_that_is_measured_in_each_round_has_a_target(
     document = json.loads((tmp_path / "o" / "table-2.json").read_text())
     assert {cost["target"] for cost in document["costs"]} == {"common accuracy 2 %"}
     assert {cost["rounds-to-target"]["mean"] for cost in document["costs"]} == {1}
+    # One that no row reaches is said as well.
+    words = ("--seeds", "1", "--target", "common:100", "--measure", "every:1", "--out", "p")
+    assert command("reproduce", "mine/table-2", *SMALL[:-2], *words).code == 0
+    _, _, costs = (tmp_path / "p" / "table-2.md").read_text().partition("## Cost")
+    header, _, *rows = (line for line in costs.splitlines() if line.startswith("|"))
+    column = next(place for place, text in enumerate(header.split("|")) if "rounds to" in text)
+    assert {row.split("|")[column].strip() for row in rows[:4]} == {"–"}
 
 
 @pytest.mark.parametrize(

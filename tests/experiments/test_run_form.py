@@ -199,7 +199,7 @@ def test_cells_are_comparisons_with_their_settings(tmp_path: Path) -> None:
         (
             "local-epochs = 2",
             "epochs = 2",
-            r"unknown hyper-parameter 'epochs' \(did you mean 'local-epochs'\?\)",
+            r"hyperparameters.all: unknown hyper-parameter 'epochs' \(did you mean 'local-epochs'\?\)",
         ),
         ("fedhkd = {", "fedhdk = {", r"unknown method 'fedhdk'"),
         (
@@ -213,7 +213,27 @@ def test_cells_are_comparisons_with_their_settings(tmp_path: Path) -> None:
             "[grid]\ngamma = 1\n[named.strong]",
             r"grid.gamma must be a list of values, got 1",
         ),
-        ("[named.strong]", "[grid]\ngama = [1]\n[named.strong]", r"unknown option or hyper-parameter 'gama'"),
+        (
+            "[named.strong]",
+            "[grid]\ngama = [1]\n[named.strong]",
+            r"grid: unknown option or hyper-parameter 'gama'",
+        ),
+        (
+            "[named.strong]",
+            "[grid]\npartition = ['iid', 'iid']\n[named.strong]",
+            r"grid.partition has the value 'iid' twice: leave one of them out",
+        ),
+        (
+            "[named.strong]",
+            "[grid.fedhkd]\ngamma = [0.1, 0.1]\n[named.strong]",
+            r"grid.fedhkd.gamma has the value 0.1 twice",
+        ),
+        ("[named.strong]", '[named.""]\nmethod = "fedavg"\n[named.strong]', r"named: a row must have a name"),
+        (
+            "[named.strong]",
+            '[named.alone]\nmethod = "fedprox"\n[named.strong]',
+            r"named.alone: alone is the row of clients that train by themselves.*this row is fedprox",
+        ),
         (
             "[named.strong]",
             "[grid]\npartion = ['iid']\n[named.strong]",

@@ -65,6 +65,23 @@ def test_results_of_one_data_set_are_averaged_and_others_are_panels():
     assert "mean over dirichlet:1, dirichlet:3" in drawn.get_suptitle().replace("\n", " · ")
 
 
+@pytest.mark.parametrize(
+    ("other", "lacking"),
+    [
+        (("fedproto", 0, [0.2, 0.3]), "fedgkt, seed 0, client 0"),
+        (("fedgkt", 1, [0.2, 0.3]), "fedgkt, seed 0, client 0"),
+        (("fedgkt", 0, [0.2]), "fedgkt, seed 0, client 1"),
+    ],
+)
+def test_bars_are_means_over_what_all_results_have(other, lacking):
+    results = [
+        a_comparison(a_run(*run), config={**CONFIG, "partition": form})
+        for form, run in (("dirichlet:1", ("fedgkt", 0, [0.2, 0.3])), ("dirichlet:3", other))
+    ]
+    with pytest.raises(ResultError, match=f"local accuracy of {lacking}: draw them one by one"):
+        figure(results)
+
+
 def test_clients_are_named_by_their_models_where_these_differ():
     config = {**CONFIG, "model": {"fedgkt": "resnet2, resnet4"}}
     result = a_comparison(a_run("fedgkt", 0, [0.1, 0.2, 0.3, 0.6]), config=config)

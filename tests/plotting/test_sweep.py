@@ -56,6 +56,7 @@ def test_an_axis_over_two_decades_is_logarithmic_and_others_are_categories():
     assert wide.get_xscale() == "log"
     mixed = figure(by_partition({"iid": 0.5, "dirichlet:2": 0.4, "ktpfl-1": 0.3})).axes[0]
     assert [tick.get_text() for tick in mixed.get_xticklabels()] == ["dirichlet:2", "iid", "ktpfl-1"]
+    assert mixed.get_xlabel() == "partition"
     np.testing.assert_allclose(lines(mixed)[0].get_ydata(), [45, 55, 35])
 
 
@@ -85,7 +86,7 @@ def test_further_hyper_parameters_are_lines():
         for rho in (0.1, 0.3)
         for rate in (1.0, 2.0)
     ]
-    with pytest.raises(ResultError, match="several settings vary: choose one of rho, rate for the axis"):
+    with pytest.raises(ResultError, match='vary, rho and rate: choose one for the axis, such as along="rho"'):
         figure([a_result(*runs)])
     drawn = figure([a_result(*runs)], along="rho")
     assert [text.get_text() for text in drawn.legends[0].get_texts()] == ["ktpfl rate=1", "ktpfl rate=2"]

@@ -13,7 +13,7 @@ from pathlib import Path
 from flwr_kd.checks import ConfigError, DataError
 from flwr_kd.experiments import comparison
 from flwr_kd.experiments.comparison import Entry, Plan
-from flwr_kd.experiments.experiment import check_measured
+from flwr_kd.experiments.experiment import Experiment
 from flwr_kd.experiments.options import ExperimentOptions
 from flwr_kd.experiments.papers import library, rules
 from flwr_kd.experiments.papers.paper import Paper
@@ -173,7 +173,8 @@ def _add_job(
 ) -> None:
     values = {**option_values({**form.settings, **cell.settings}), **settings}
     options = ExperimentOptions(**values)  # type: ignore[arg-type]
-    check_measured(options)
+    # Its values, before any data is read.
+    Experiment.from_options(options, seed=0)
     entries = entries_of(form, form.rows, cell.set)
     key = repr((options, [(entry.name, entry.model, entry.config) for entry in entries]))
     known = jobs.get(key)
