@@ -81,7 +81,13 @@ def compare(
         return
     if not methods:
         raise UsageError("name at least one method of `flwr-kd methods`, or a file with --config")
-    job = _Job(methods, experiment, read_seeds(seeds or _SEEDS), options.out, options.settings or ())
+    job = _Job(
+        methods,
+        experiment,
+        read_seeds(_SEEDS if seeds is None else seeds),
+        options.out,
+        options.settings or (),
+    )
     _run_all([job], options)
 
 
@@ -107,8 +113,8 @@ def _jobs_of_file(
     }
     form = run_form.read_run_form(file)
     plans = run_form.planned(form, settings=given, assignments=options.settings or (), methods=methods)
-    chosen = read_seeds(seeds) if seeds else form.seeds or read_seeds(_SEEDS)
-    if seeds:
+    chosen = form.seeds or read_seeds(_SEEDS) if seeds is None else read_seeds(seeds)
+    if seeds is not None:
         plans = [
             replace(plan, entries=tuple(replace(row, seeds=()) for row in plan.entries)) for plan in plans
         ]
@@ -133,7 +139,7 @@ def _run_all(jobs: Sequence[_Job], options: RunOptions) -> None:
         raise UsageError("--force begins anew, --resume goes on: give one of them")
     check_format(options.format)
     choices = chosen_logs(options.log or ())
-    columns = check_columns(options.columns.split(",")) if options.columns else []
+    columns = [] if options.columns is None else check_columns(options.columns.split(","))
     # Those that have not begun have nothing to go on with.
     resumed = [
         options.resume and (len(jobs) == 1 or job.folder is None or resumption.is_there(job.folder))

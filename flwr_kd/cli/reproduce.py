@@ -99,7 +99,7 @@ def reproduce(
         experiment,
         only=only or (),
         scale=options.scale,
-        seeds=read_seeds(options.seeds) if options.seeds else (),
+        seeds=() if options.seeds is None else read_seeds(options.seeds),
         out=options.out,
         settings=settings,
     )

@@ -30,7 +30,7 @@ def table(
     from flwr_kd.results.columns import check_columns
 
     check_format(format)
-    names = check_columns(columns.split(",")) if columns else []
+    names = [] if columns is None else check_columns(columns.split(","))
     results = read_results(result_dirs)
     for folder, comparison in results.items():
         if len(results) > 1:

@@ -41,6 +41,6 @@ def check_data_dir(data_dir: str | Path | None, dataset: str) -> None:
     if not path.is_dir():
         problem = "is no folder" if path.exists() else "does not exist"
         raise DataError(
-            f"data-dir {str(path)!r} {problem}; it must be the folder that has the files of {dataset!r}, or an "
-            "empty one into which they are downloaded"
+            f"data-dir {str(path)!r} {problem}; it must be the folder that has the files of {dataset!r}; for a "
+            "data set that is downloaded an empty one will do"
         )

@@ -307,6 +307,19 @@ def test_a_mistake_in_a_later_comparison_is_found_before_the_first_runs(
     assert "partition=dirichlet-1' has an unfinished comparison" in err
 
 
+@pytest.mark.parametrize(
+    ("name", "message"), [("seeds", "seeds must be whole numbers from 0"), ("columns", "unknown column ''")]
+)
+def test_an_empty_text_is_no_list(
+    command: Command, tmp_path: Path, no_run: None, name: str, message: str
+) -> None:
+    (tmp_path / "c.toml").write_text(CONFIG)
+    for words in (("fedavg",), ("--config", "c.toml")):
+        code, out, err = command("compare", *words, f"--{name}", "")
+        assert (code, out) == (2, "")
+        assert message in err
+
+
 def test_methods_of_the_command_line_leave_out_rows_of_the_grid(command: Command, tmp_path: Path) -> None:
     (tmp_path / "c.toml").write_text(CONFIG + "[grid.fedavg]\nlearning-rate = [0.01, 0.02]\n")
     assert command("compare", "fedproto", "--config", "c.toml", "--out", "o").code == 0

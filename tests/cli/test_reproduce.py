@@ -262,6 +262,7 @@ def test_trackers_are_checked_before_anything_is_run(
         (("mine/figure-1", "--scale", "small"), "figure-1 has no small version"),
         (("mine/figure-1", "--only", "mnist"), "only: no cell has mnist; there are iid, skewed"),
         (("mine/figure-1", "--seeds", "a"), "seeds must be whole numbers from 0"),
+        (("mine/figure-1", "--seeds", ""), "seeds must be whole numbers from 0, separated by commas, got ''"),
     ],
 )
 def test_a_mistake_is_one_line(command: Command, mine: None, words: tuple[str, ...], message: str) -> None:
