@@ -92,8 +92,8 @@ def figure(
     groups: dict[str, list[Comparison]] = {}
     for comparison in comparisons:
         groups.setdefault(str(comparison.config.get("dataset", "")), []).append(comparison)
-    for name, group in groups.items():
-        _check_alike(name, group, metric.replace("-", "_"))
+    for dataset, alike in groups.items():
+        _check_alike(dataset, alike, metric.replace("-", "_"))
     bars = {name: _bars(group, metric.replace("-", "_"), by_model) for name, group in groups.items()}
     if not any(bars.values()):
         kept = sorted({key for each in comparisons for run in each.runs for key in _kept(run)})
@@ -166,7 +166,7 @@ def _check_alike(dataset: str, group: Sequence[Comparison], metric: str) -> None
         }
         for comparison in group
     ]
-    if lacking := sorted(set().union(*measured) - set.intersection(*measured)):
+    if lacking := sorted(set.union(*measured) - set.intersection(*measured)):
         name, seed, client = lacking[0]
         raise ResultError(
             f"the bars of a data set are means over its results, but not all {len(group)} of {dataset} have the "
