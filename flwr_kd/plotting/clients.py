@@ -166,7 +166,8 @@ def _check_alike(dataset: str, group: Sequence[Comparison], metric: str) -> None
         }
         for comparison in group
     ]
-    if lacking := sorted(set.union(*measured) - set.intersection(*measured)):
+    found = set().union(*measured)
+    if lacking := sorted(each for each in found if not all(each in own for own in measured)):
         name, seed, client = lacking[0]
         raise ResultError(
             f"the bars of a data set are means over its results, but not all {len(group)} of {dataset} have the "
