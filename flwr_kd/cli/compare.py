@@ -140,19 +140,16 @@ def _run_all(jobs: Sequence[_Job], options: RunOptions) -> None:
     check_format(options.format)
     choices = chosen_logs(options.log or ())
     columns = [] if options.columns is None else check_columns(options.columns.split(","))
-    # Those that have not begun have nothing to go on with.
-    resumed = [
-        options.resume and (len(jobs) == 1 or job.folder is None or resumption.is_there(job.folder))
-        for job in jobs
-    ]
     # All are checked before the first one runs.
-    plans = [
-        _plan(job, options, resume=resume, one_of_several=len(jobs) > 1)
-        for job, resume in zip(jobs, resumed, strict=True)
-    ]
+    checked = []
+    for job in jobs:
+        # Of several comparisons, those that have not begun have nothing to go on with.
+        begun = len(jobs) == 1 or job.folder is None or resumption.is_there(job.folder)
+        resume = options.resume and begun
+        checked.append((_plan(job, options, resume=resume, one_of_several=len(jobs) > 1), resume))
     target = sys.stdout
     with nullcontext() if options.format == "text" else redirect_stdout(sys.stderr):
-        for plan, resume in zip(plans, resumed, strict=True):
+        for plan, resume in checked:
             if len(jobs) > 1:
                 print(f"{plan.unfinished.directory}:")
             plan.begin(resume=resume, force=options.force)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -157,18 +158,15 @@ def _kept(run: RunResult) -> set[str]:
 
 def _check_alike(dataset: str, group: Sequence[Comparison], metric: str) -> None:
     """Refuse results to average of which one lacks a row, a seed or a client that another has."""
-    measured = [
-        {
-            (run.name, run.seed, client)
-            for run in comparison.runs
-            for client, values in (run.rounds[-1].clients if run.rounds else {}).items()
-            if values.get(metric) is not None
-        }
+    results_with = Counter(
+        (run.name, run.seed, client)
         for comparison in group
-    ]
-    found = set().union(*measured)
-    if lacking := sorted(each for each in found if not all(each in own for own in measured)):
-        name, seed, client = lacking[0]
+        for run in comparison.runs
+        for client, values in (run.rounds[-1].clients if run.rounds else {}).items()
+        if values.get(metric) is not None
+    )
+    if partly := sorted(bar for bar, count in results_with.items() if count < len(group)):
+        name, seed, client = partly[0]
         raise ResultError(
             f"the bars of a data set are means over its results, but not all {len(group)} of {dataset} have the "
             f"{metric.replace('_', ' ')} of {name}, seed {seed}, client {client}: draw them one by one"

@@ -11,7 +11,7 @@ import pytest
 from flwr.common.logger import FLOWER_LOGGER
 
 from flwr_kd import registry
-from flwr_kd.experiments import runner
+from flwr_kd.experiments import resumption, runner
 from flwr_kd.experiments.experiment import Experiment, attacker_ids
 from flwr_kd.results import files
 from tests.cli.commands import SMALL, TINY, Command, kept_files, numbers
@@ -300,8 +300,8 @@ def test_a_mistake_in_a_later_comparison_is_found_before_the_first_runs(
         assert message in err
         assert not (tmp_path / "o").exists()
     (tmp_path / "c.toml").write_text(CONFIG + '[grid]\npartition = ["iid", "dirichlet:1"]\n')
-    there = tmp_path / "o" / "partition=dirichlet-1" / ".unfinished"
-    there.mkdir(parents=True)
+    interrupted = tmp_path / "o" / "partition=dirichlet-1"
+    (interrupted / resumption.FOLDER).mkdir(parents=True)
     code, out, err = command("compare", "--config", "c.toml", "--out", "o")
     assert (code, out) == (2, "")
     assert "partition=dirichlet-1' has an unfinished comparison" in err
