@@ -245,7 +245,7 @@ def _check_measured(options: ExperimentOptions) -> None:
     try:
         target = Target.parse(options.target)
     except ResultError as error:
-        raise ConfigError(f"target: {error}") from None
+        raise ConfigError(str(error)) from None
     accuracy = ACCURACIES[target.metric]
     every = option("measure", "every:1")
     if options.test_fraction == 0 and accuracy.on_own_splits:

@@ -144,11 +144,14 @@ class Target(NamedTuple):
         """
         name, colon, number = str(text).rpartition(":")
         if colon and not name.strip():
-            raise ResultError(f"there is no accuracy before the colon, got {text!r}")
+            raise ResultError(f"target: there is no accuracy before the colon, got {text!r}")
         name = name.strip().replace("-", "_") or "local"
         metric = f"{name}_accuracy" if f"{name}_accuracy" in ACCURACIES else name
-        (accuracy,) = chosen([metric])
-        percent = read_number("the percentage", number, 1, 100, error=ResultError)
+        try:
+            (accuracy,) = chosen([metric])
+        except ResultError as error:
+            raise ResultError(f"target: {error}") from None
+        percent = read_number("target (in percent)", number, 1, 100, error=ResultError)
         return cls(percent, accuracy.name)
 
     @property

@@ -306,7 +306,7 @@ def test_numbers_are_of_the_seeds_that_are_asked_for(command: Command, tmp_path:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--target", "850"), "target: the percentage must be in [1, 100], got '850'"),
+        (("--target", "850"), "target (in percent) must be in [1, 100], got '850'"),
         (("--target", ":5"), "target: there is no accuracy before the colon, got ':5'"),
         (("--target", "foo:5"), "target: unknown accuracy 'foo'"),
         (("--target", "common:20"), "target 'common:20' needs the common accuracy of each round"),

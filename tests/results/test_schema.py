@@ -334,8 +334,8 @@ def test_rounds_bytes_and_seconds_to_a_target():
         ("101", "must be in"),
         ("x", "must be in"),
         ("", "must be in"),
-        (":85", "there is no accuracy before the colon, got ':85'"),
-        ("sum:85", "unknown accuracy .sum.; valid: local-accuracy, "),
+        (":85", "target: there is no accuracy before the colon, got ':85'"),
+        ("sum:85", "target: unknown accuracy .sum.; valid: local-accuracy, "),
     ],
 )
 def test_a_target_that_cannot_be_read_is_refused(text, message):
