@@ -245,13 +245,15 @@ class ModelStore:
         Returns
         -------
         ModelStore
-            With a model for each of ``rows``.
+            With a model for each of ``rows``; empty without any.
 
         Raises
         ------
         OSError
             See :meth:`put`.
         """
+        if not rows:
+            return self.empty()
         weights = np.stack([np.asarray(row, np.float64) for row in rows.values()])
         mixtures = self.empty()
         for number, key in enumerate(rows):

@@ -144,6 +144,7 @@ HARMS: dict[str, Callable[[Method], bool]] = {
 def _all_checks() -> Iterator[Check]:
     yield Check("method-is-described", run_checks.method_is_described)
     yield Check("two-rounds-reach-everyone", run_checks.two_rounds_reach_everyone)
+    yield Check("clients-may-come-later", run_checks.clients_may_come_later)
     yield Check("learning-goes-on", run_checks.learning_goes_on)
     yield Check("measuring-changes-nothing", run_checks.measuring_changes_nothing)
     for kind in LOST:

@@ -78,12 +78,12 @@ class Case:
         """The rules of the method's payloads, if its clients send any."""
         return self.method.rules
 
-    def federation(self) -> Federation:
+    def federation(self, clients: int = CLIENTS) -> Federation:
         """Return the clients."""
-        federation = Federation(self.method_name, CLIENTS)
-        federation.models = [self.model] * CLIENTS
+        federation = Federation(self.method_name, clients)
+        federation.models = [self.model] * clients
         federation.aggregation, federation.knowledge_aggregation = self.aggregation, self.knowledge
-        federation.message_api = range(CLIENTS) if self.message_api else ()
+        federation.message_api = range(clients) if self.message_api else ()
         return federation
 
     def initial(self) -> ArrayRecord:

@@ -26,6 +26,7 @@ from flwr_kd.transport.process_grid import ProcessGrid
 
 __all__ = [
     "another_model_is_refused",
+    "clients_may_come_later",
     "faulty_client_costs_its_own_contribution",
     "garbage_is_dropped_or_harmless",
     "learning_goes_on",
@@ -101,6 +102,23 @@ def two_rounds_reach_everyone(case: Case) -> None:
             stats.bytes_up == up > 0, f"bytes up of {where}: {stats.bytes_up}, by client {up}", "equal, not 0"
         )
     ensure(result.rounds[1].bytes_down > 0, "nothing is sent down in round 2", "something")
+
+
+def clients_may_come_later(case: Case) -> None:
+    """Check that a round may draw only clients that no round before has drawn, with initial arrays or without."""
+    for with_initial in (True,) if case.method.strategy.sends_weights else (True, False):
+        federation = case.federation(clients=8)
+        strategy = federation.strategy(fraction_train=0.25)
+        grid = InlineGrid(federation.app(), federation.clients)
+        with quiet():
+            result = strategy.start(
+                grid, federation.initial() if with_initial else ArrayRecord(), num_rounds=4, timeout=300.0
+            )
+        drawn = [set(stats.bytes_by_partition) for stats in result.rounds]
+        ensure(not drawn[2] & (drawn[0] | drawn[1]), f"the rounds drew {drawn}", "new clients in the third")
+        for stats in result.rounds:
+            where = f"participants and failures of round {stats.server_round}"
+            equal(where, (stats.participants, stats.failures), (2, 0))
 
 
 def learning_goes_on(case: Case) -> None:

@@ -124,6 +124,12 @@ def test_mixtures(memory: int, parameters_only: bool) -> None:
         np.testing.assert_array_equal(made.get(key)[0], model(seed)["conv.weight"])
 
 
+def test_no_mixtures_are_an_empty_store() -> None:
+    """As where a round draws only clients whose models are not known yet."""
+    mixed = store(3).mixed({}, [0, 1])
+    assert mixed.keys == []
+
+
 def test_mixtures_are_clipped_and_variances_stay_positive() -> None:
     made, limit = store(0), float(np.finfo(np.float16).max)
     big = model(0) | {"half": np.full(4, limit, np.float16), "bn.running_var": np.ones(3, np.float32)}
