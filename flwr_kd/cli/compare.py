@@ -143,7 +143,7 @@ def _run_all(jobs: Sequence[_Job], options: RunOptions) -> None:
     # All are checked before the first one runs.
     checked = []
     for job in jobs:
-        # Of several comparisons, those that have not begun have nothing to go on with.
+        # Where there are several comparisons, --resume starts those that an interruption left unbegun.
         begun = len(jobs) == 1 or job.folder is None or resumption.is_there(job.folder)
         resume = options.resume and begun
         checked.append((_plan(job, options, resume=resume, one_of_several=len(jobs) > 1), resume))

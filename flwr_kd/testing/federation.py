@@ -235,18 +235,20 @@ class Federation:
         kind: type[InlineGrid | ProcessGrid] = InlineGrid,
         grid: dict[str, Any] | None = None,
         timeout: float = 300.0,
+        initial: ArrayRecord | None = None,
         **options: Any,
     ) -> tuple[KDStrategy[Any, Any], KDResult]:
         """Run some rounds on a ``kind`` of grid; ``grid`` are its options, others are of the strategy.
 
-        ``settings`` are hyper-parameters as ``name=value``.
+        ``settings`` are hyper-parameters as ``name=value``, ``initial`` arrays in place of :meth:`initial`.
         """
+        initial = self.initial() if initial is None else initial
         with self.counting or nullcontext():
             strategy = self.strategy(*settings, **options)
             opened = kind(self.app(), self.clients, **{"work_seconds": WORK_SECONDS, **(grid or {})})
             try:
                 seen = self.between(opened)
-                return strategy, strategy.start(seen, self.initial(), num_rounds=rounds, timeout=timeout)
+                return strategy, strategy.start(seen, initial, num_rounds=rounds, timeout=timeout)
             finally:
                 opened.close()
 

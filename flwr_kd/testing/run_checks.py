@@ -106,14 +106,13 @@ def two_rounds_reach_everyone(case: Case) -> None:
 
 def clients_may_come_later(case: Case) -> None:
     """Check that a round may draw only clients that no round before has drawn, with initial arrays or without."""
-    for with_initial in (True,) if case.method.strategy.sends_weights else (True, False):
-        federation = case.federation(clients=8)
-        strategy = federation.strategy(fraction_train=0.25)
-        grid = InlineGrid(federation.app(), federation.clients)
+    federation, kind = case.federation(clients=8), case.method.strategy
+    starts = [federation.initial()]
+    if kind.uses_initial_arrays and not kind.sends_weights:
+        starts.append(ArrayRecord())
+    for initial in starts:
         with quiet():
-            result = strategy.start(
-                grid, federation.initial() if with_initial else ArrayRecord(), num_rounds=4, timeout=300.0
-            )
+            _, result = federation.run(rounds=4, initial=initial, fraction_train=0.25)
         drawn = [set(stats.bytes_by_partition) for stats in result.rounds]
         ensure(not drawn[2] & (drawn[0] | drawn[1]), f"the rounds drew {drawn}", "new clients in the third")
         for stats in result.rounds:
