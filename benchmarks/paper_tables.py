@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from flwr_kd.experiments.papers import library
 from flwr_kd.experiments.papers.expectations import Verdict
 from flwr_kd.experiments.papers.measures import MEASURES
-from flwr_kd.experiments.papers.page_parts import NONE, interval, table
+from flwr_kd.experiments.papers.page_parts import NONE, filled_table, interval, table
 from flwr_kd.experiments.papers.printed import points
 from flwr_kd.experiments.papers.report import little_learnt
 from flwr_kd.experiments.papers.schema import PaperExperiment
@@ -102,7 +102,8 @@ def _experiment(name: str, experiment: PaperExperiment, document: Document) -> I
         yield from rows
         yield ""
     if document["computed"]:
-        yield from table(("cell", "row", "quantity", "ours", "printed"), map(_computed, document["computed"]))
+        columns = ("cell", "row", "quantity", "ours", "printed")
+        yield from filled_table(columns, map(_computed, document["computed"]))
         yield ""
     if document["class-counts"]:
         header = ("cell", "clients", "classes of a client", "share of a client's largest class %")

@@ -76,9 +76,10 @@ def _privacy(experiment: PaperExperiment, cell: PaperCell) -> Iterator[Quantity]
         # A normal variable's share within three standard deviations.
         "within-3-percent": 100 * math.erf(3 / math.sqrt(2)),
     }
-    for table in cell.printed.values():
-        for name, printed in table.items():
-            yield Quantity(cell.id, "", name, ours.get(name), printed)
+    # A number that the paper has in two places, with other digits, is one number.
+    numbers = [(name, printed) for table in cell.printed.values() for name, printed in table.items()]
+    for name, printed in dict.fromkeys(numbers):
+        yield Quantity(cell.id, "", name, ours.get(name), printed)
 
 
 def _properties(experiment: PaperExperiment, cell: PaperCell) -> Iterator[Quantity]:

@@ -9,7 +9,15 @@ from statistics import fmean, stdev
 from flwr_kd.experiments.papers.computed import Quantity
 from flwr_kd.experiments.papers.expectations import GridCell, Seeds, Verdict
 from flwr_kd.experiments.papers.measures import MEASURES
-from flwr_kd.experiments.papers.page_parts import NONE, controls, cost_columns, costs, interval, table
+from flwr_kd.experiments.papers.page_parts import (
+    NONE,
+    controls,
+    cost_columns,
+    costs,
+    filled_table,
+    interval,
+    table,
+)
 from flwr_kd.experiments.papers.printed import points, with_unit
 from flwr_kd.experiments.papers.report import Report, Ruled, little_learnt
 from flwr_kd.experiments.papers.reproduction import stand_ins
@@ -94,6 +102,10 @@ def _verdicts(report: Report) -> Iterator[str]:
         [_verdict_row(each, report.reproduction.experiment) for each in report.ruled],
     )
     yield ""
+    if _is_formula(report.reproduction.experiment):
+        yield "Order: comparisons that are as the claim says. Numbers that follow from formulas have no interval."
+        yield ""
+        return
     yield (
         "Order: comparisons whose means are as the claim says. By intervals: how many of them hold, are undecided, "
         "contradict, by the 95 % interval of the paired differences over seeds. A claim holds if as large a share "
@@ -225,7 +237,7 @@ def _quantities(found: Sequence[Quantity]) -> Iterator[str]:
         ours = NONE if each.ours is None else f"{each.ours:.5g}"
         printed = NONE if each.printed is None else str(each.printed)
         rows.append((each.cell, each.row or NONE, each.name, ours, printed, each.note))
-    yield from table(("cell", "row", "quantity", "ours", "printed", "note"), rows)
+    yield from filled_table(("cell", "row", "quantity", "ours", "printed", "note"), rows)
     yield ""
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from flwr_kd.experiments.papers.report import Report
     from flwr_kd.experiments.papers.schema import PaperCell
 
-__all__ = ["NONE", "controls", "cost_columns", "costs", "interval", "table"]
+__all__ = ["NONE", "controls", "cost_columns", "costs", "filled_table", "interval", "table"]
 
 NONE = "–"
 """Where there is no number."""
@@ -159,6 +159,17 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]
     yield "|" + "---|" * len(header)
     for row in rows:
         yield _row(row)
+
+
+def filled_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """Yield the lines of a table, without the columns in which no row has anything.
+
+    >>> list(filled_table(("cell", "row", "ours"), [("a", NONE, "1"), ("b", "", "2")]))
+    ['| cell | ours |', '|---|---|', '| a | 1 |', '| b | 2 |']
+    """
+    rows = list(rows)
+    kept = [index for index in range(len(header)) if any(row[index] not in ("", NONE) for row in rows)]
+    yield from table([header[index] for index in kept], [[row[index] for index in kept] for row in rows])
 
 
 def _row(cells: Sequence[str]) -> str:
