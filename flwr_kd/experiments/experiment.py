@@ -232,14 +232,20 @@ class Experiment(ExperimentOptions):
 
 
 def _check_measured(options: ExperimentOptions) -> None:
-    """Check after which rounds is measured what, and that a run can say when the target was reached.
+    """Check after which rounds is measured what, that there is something, and that a target can be reached.
 
     Raises
     ------
     ConfigError
-        If ``measure`` or ``target`` cannot be read, or the target's accuracy is not measured after each round.
+        If ``measure`` or ``target`` cannot be read, no sample is left for measuring, or the target's accuracy is
+        not measured after each round.
     """
     measured = MeasuredRounds.parse(options.measure)
+    if options.merge_test and not options.validation and options.test_fraction == 0:
+        raise ConfigError(
+            "a test-fraction of 0 with merge-test leaves no sample for measuring: the clients train on the common "
+            "test set too; take a test-fraction above 0, or leave merge-test out"
+        )
     if options.target is None:
         return
     try:

@@ -34,7 +34,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, get_args, get_type_hints
+from typing import Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 from flwr_kd import registry
 from flwr_kd.checks import ConfigError, checked
@@ -63,6 +63,8 @@ Values = dict[str, Value]
 _MAY_BE_NUMBERS = ("classes", "target")
 """Options whose text may be a number."""
 _OF_RESULT_ONLY = ("model", "seeds", "attacker_ids")
+_OF_COMMAND_LINE = ("out", "force", "resume", "columns", "format", "log", "no-arrays", "verbose", "config")
+"""Options of `flwr-kd compare` that say where and how it runs, not what."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,6 +184,7 @@ def read_run_form(path: Path) -> RunForm:
             if not experiment.trained:
                 raise ConfigError(f"{path} trains nothing: `flwr-kd reproduce` computes what it is about")
             return rules.taken(experiment)
+        _check_written(values, path)
         form = build(RunForm, values, str(path))
         if values.get("seeds") == []:
             raise ConfigError(f"{path}: seeds must have at least one number: leave it out for 0, 1 and 2")
@@ -193,14 +196,47 @@ def read_run_form(path: Path) -> RunForm:
         raise ConfigError(f"{path} cannot be read: there is no such file") from None
 
 
+def _check_written(values: Mapping[str, Any], path: Path) -> None:
+    """Refuse what a file's settings cannot be at all, before their types are read."""
+    runs = values.get("run")
+    for table in (values, *(runs if isinstance(runs, list) else ())):
+        settings = table.get("settings") if isinstance(table, Mapping) else None
+        for name, value in (settings if isinstance(settings, Mapping) else {}).items():
+            try:
+                _check_option(name)
+            except ConfigError as error:
+                raise ConfigError(f"{path}: {_place_of(table.get('id'))}{error}") from None
+            if isinstance(value, list):
+                raise ConfigError(
+                    f"{path}: {_place_of(table.get('id'))}{name} must have one value, got a list: write several "
+                    "under [grid], which makes a comparison for each"
+                )
+
+
 def _check_settings(form: RunForm, path: Path) -> None:
-    """Check names and types of options, and say where they are."""
-    of_cells = {f"run {cell.id!r}: ": cell.settings for cell in form.run}
-    for where, settings in {"": form.settings, **of_cells}.items():
+    """Check types of options, and say where they are."""
+    for name, settings in ((None, form.settings), *((cell.id, cell.settings) for cell in form.run)):
         try:
             option_values(settings)
         except ConfigError as error:
-            raise ConfigError(f"{path}: {where}settings: {error}") from None
+            raise ConfigError(f"{path}: {_place_of(name)}{error}") from None
+
+
+def _place_of(cell: object) -> str:
+    return "settings: " if cell is None else f"run {shown(cell)}: settings: "
+
+
+def _check_option(name: str) -> None:
+    """Refuse what is no option, and say where else it belongs.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such option.
+    """
+    known = _options()
+    if name not in known:
+        raise ConfigError(_elsewhere(name) or unknown_name("option", name, known))
 
 
 def _of_result(result: Comparison) -> RunForm:
@@ -258,14 +294,31 @@ def option_values(settings: Mapping[str, Value]) -> Values:
     known = {each.name.replace("_", "-"): each.name for each in fields(ExperimentOptions)}
     values: Values = {}
     for name, value in settings.items():
-        if name not in known:
-            raise ConfigError(unknown_name("option", name, known))
+        _check_option(name)
         hint = hints[known[name]]
         kind = next(each for each in (*get_args(hint), hint) if isinstance(each, type))
         if name in _MAY_BE_NUMBERS and isinstance(value, int | float) and not isinstance(value, bool):
             value = str(value)
         values[known[name]] = checked(name, value, kind, {})
     return values
+
+
+def _elsewhere(name: str) -> str | None:
+    """Say where a key belongs that is no option but something else of a file or of the command; None if nothing."""
+    hints = get_type_hints(RunForm)
+    if name in hints:
+        table = get_origin(hints[name]) is dict or name == "run"
+        place = "in a table of its own" if table else "at the top of the file, above its first table"
+        return f"{name} is no option of a run: write it {place}"
+    of_methods = (method.config_class.field_types() for method in registry.methods().values())
+    if name == "set" or any(_field(name) in types for types in of_methods):
+        what = "hyper-parameters are" if name == "set" else f"{name} is a hyper-parameter:"
+        return f"{what} written under [hyperparameters], or in `set` of a [[run]] or a [named] row"
+    if name in _OF_COMMAND_LINE:
+        return (
+            f"{name} is an option of the command line only: leave it out of the file, and give --{name} there"
+        )
+    return None
 
 
 def planned(

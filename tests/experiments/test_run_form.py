@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 from flwr_kd import ConfigError, ExperimentOptions, ResultError, registry
+from flwr_kd.cli.app import app
 from flwr_kd.experiments import comparison
 from flwr_kd.experiments.papers import library, rules
-from flwr_kd.experiments.run_form import RunForm, planned, read_run_form
+from flwr_kd.experiments.run_form import RunForm, option_values, planned, read_run_form
 
 TEXT = """
 methods = ["fedavg", "fedhkd", "strong"]
@@ -266,6 +268,16 @@ def test_cells_are_comparisons_with_their_settings(tmp_path: Path) -> None:
             "[[run]]\nid = 'a'\nsettings = { cleints = 2 }\n[named.strong]",
             r"runs.toml: run 'a': settings: unknown option 'cleints'",
         ),
+        ("clients = 2", "seeds = [1]", r"settings: seeds is no option .* at the top of the file"),
+        (
+            "clients = 2",
+            "clients = [2, 3]",
+            r"settings: clients must have one value, got a list: .* \[grid\]",
+        ),
+        ("clients = 2", "grid = 1", r"settings: grid is no option .* in a table of its own"),
+        ("clients = 2", "gamma = 1", r"settings: gamma is a hyper-parameter: .* under \[hyperparameters\]"),
+        ("clients = 2", "set = 1", r"settings: hyper-parameters are written under \[hyperparameters\]"),
+        ("clients = 2", "out = 'a'", r"settings: out is an option of the command line only: .* give --out"),
         ("seeds = [3]", "seeds = []", r"runs.toml: seeds must have at least one number"),
         ('methods = ["fedavg", "fedhkd", "strong"]', "", r"there is no method to run"),
     ],
@@ -274,6 +286,17 @@ def test_what_is_not_allowed_is_refused(tmp_path: Path, old: str, new: str, mess
     assert old in TEXT
     with pytest.raises(ConfigError, match=message):
         planned(form(tmp_path, TEXT.replace(old, new)))
+
+
+def test_each_option_of_the_command_line_has_its_place_in_a_file_or_a_reason() -> None:
+    """Whatever `compare` takes and a file's settings do not, the error says where it belongs."""
+    command = typer.main.get_command(app).commands["compare"]  # type: ignore[attr-defined]
+    flags = {flag[2:] for option in command.params for flag in option.opts if flag.startswith("--")}
+    known = {each.name.replace("_", "-") for each in fields(ExperimentOptions)}
+    assert len(flags - known) > 8
+    for flag in flags - known:
+        with pytest.raises(ConfigError, match=r"no option of a run|hyper-parameters are|command line only"):
+            option_values({flag: 1})
 
 
 def test_a_result_is_run_again_as_it_was(tmp_path: Path) -> None:

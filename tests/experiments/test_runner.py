@@ -382,6 +382,7 @@ def test_on_a_device_the_data_is_there_and_the_numbers_are_the_same(
         ({"class_limit": 0}, "class-limit must be a whole number from 1, got 0"),
         ({"hold_back": -1}, "hold-back must be a whole number from 1, got -1"),
         ({"merge_test": 1}, "merge-test must be true or false, got 1"),
+        ({"merge_test": True, "test_fraction": 0}, "test-fraction of 0 with merge-test leaves no sample"),
         (
             {"own": DataSpec(("a", "b"), (4,)), "classes": "2"},
             "classes selects samples of a data set, but the clients have data of their own",

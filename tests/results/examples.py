@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.console import Console
 
 from flwr_kd.results import table
@@ -33,8 +35,8 @@ def a_comparison(*runs: RunResult) -> Comparison:
     )
 
 
-def rendered(comparison: Comparison, width: int = 80) -> str:
+def rendered(comparison: Comparison, width: int = 80, columns: Sequence[str] = ()) -> str:
     console = Console(width=width)
     with console.capture() as capture:
-        console.print(table.table(comparison))
+        console.print(table.table(comparison, columns))
     return capture.get()

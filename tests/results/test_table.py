@@ -58,6 +58,10 @@ def test_a_target_has_columns_and_a_line():
     assert cells["s\nto target"] == "4.00\n1 of 2 seeds"
     text = rendered(comparison, width=200)
     assert "target: local accuracy 85 %; a mean over the seeds that reach it" in text
+    # Named columns have the line only if one of them is about the target.
+    assert "target" not in rendered(comparison, columns=["seconds"])
+    for named in (["rounds-to-target"], ["all"]):
+        assert "target: local accuracy 85 %" in " ".join(rendered(comparison, columns=named).split())
     # Without a run that reaches it there are no columns, but the line says which target it was.
     missed = dataclasses.replace(comparison, config={"target": "global:99"})
     assert "to target" not in rendered(missed, width=200)

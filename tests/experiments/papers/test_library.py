@@ -167,7 +167,12 @@ def test_a_file_is_read(tmp_path: Path) -> None:
         ('"fedavg", "fedhkd"]', '"fedavg", "fedhdk"]', r"a: unknown method 'fedhdk'"),
         ('global = "global_accuracy"', 'global = "accuracy"', r"measures: unknown measure 'accuracy'"),
         ('dataset = "digits"', 'dataset = "digit"', r"a: unknown data set 'digit'"),
-        ('dataset = "digits"', 'set = "digits"', r"a: unknown option 'set'"),
+        ('dataset = "digits"', 'data = "digits"', r"a: unknown option 'data'"),
+        (
+            'dataset = "digits"',
+            'set = "digits"',
+            r"a: hyper-parameters are written under \[hyperparameters\]",
+        ),
         ("gamma = 0.1", "gamma = -1", r"a: fedhkd: gamma must be >= 0, got -1"),
         ("gamma = 0.1", "gam = 0.1", r"a: fedhkd: unknown hyper-parameter 'gam'"),
         ("clients = 3 }\nprinted", 'clients = "3" }\nprinted', r"a: clients must be of type int, got '3'"),
