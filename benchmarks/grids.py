@@ -337,12 +337,12 @@ RATES = ("0.01", "0.03", "0.1", "0.3", "0.5")
 
 
 def ktpfl_rate() -> Grid:
-    """The rate η₂ of KT-pFL on weights; ten rounds of ten epochs of the CNN. Some five minutes."""
+    """The rate η₂ of KT-pFL on weights; ten rounds of ten epochs of the CNN. Some ten minutes."""
     cells = {"alone": Cell("ktpfl-weights", ("distill-steps=0",)), "fedavg": Cell("fedavg")}
     cells |= {f"rate-{rate}": Cell("ktpfl-weights", (f"distill-learning-rate={rate}",)) for rate in RATES}
     experiment = {"dataset": "digits", "model": "cnn", "partition": "ktpfl-1:12"}
     common = ("local-epochs=10", "batch-size=8", "optimizer=sgd", "learning-rate=0.05", "lr-decay=1")
-    return Grid("alone", cells, (0, 1, 2), experiment, common)
+    return Grid("alone", cells, (0, 1, 2, 3, 4), experiment, common)
 
 
 def pfedhn_steps() -> Grid:
