@@ -55,16 +55,15 @@ def table(comparison: Comparison, columns: Sequence[str] = ()) -> Table:
     shown = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
     shown.add_column("method", overflow="fold")
     rows = comparison.summary()
-    chosen_names = chosen_columns(rows, check_columns(columns))
-    chosen = [COLUMNS[name] for name in chosen_names]
+    chosen = [COLUMNS[name] for name in chosen_columns(rows, check_columns(columns))]
     for column in chosen:
         shown.add_column(column.header, justify="right", no_wrap=True)
     for row in rows:
         of = len(row["seeds"])
         shown.add_row(Text(row["method"]), *(column.cell(row[column.name], of) for column in chosen))
     notes = [*coverage(comparison), *_without_test_set(comparison.config)]
-    named = [name for name in chosen_names if name.endswith("_to_target")]
-    if comparison.target is not None and (named or not columns or "all" in columns):
+    of_target = any(column.name.endswith("_to_target") for column in chosen)
+    if comparison.target is not None and (of_target or not columns or "all" in columns):
         notes.append(comparison.target_line)
     shown.caption, shown.caption_justify = "\n".join(notes) or None, "left"
     return shown
