@@ -101,13 +101,13 @@ class Cell:
     id : str
         Names its folder.
     settings : dict
-        Options, on top of the file's.
+        Options, on top of the file's, checked by :func:`option_values`.
     set : dict
         Hyper-parameters, on top of the file's, for the methods that have them.
     """
 
     id: str
-    settings: Values = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
     set: Values = field(default_factory=dict)
 
 
@@ -122,7 +122,7 @@ class RunForm:
     seeds : tuple of int
         Of each comparison; the command's if empty.
     settings : dict
-        Options by their names on the command line, without dashes at the front.
+        Options by their names on the command line, without dashes at the front, checked by :func:`option_values`.
     hyperparameters : dict of dict
         By ``all``, method, or name.
     named : dict of Named
@@ -135,7 +135,7 @@ class RunForm:
 
     methods: tuple[str, ...] = ()
     seeds: tuple[int, ...] = ()
-    settings: Values = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
     hyperparameters: dict[str, Values] = field(default_factory=dict)
     named: dict[str, Named] = field(default_factory=dict)
     grid: dict[str, Any] = field(default_factory=dict)
@@ -184,7 +184,6 @@ def read_run_form(path: Path) -> RunForm:
             if not experiment.trained:
                 raise ConfigError(f"{path} trains nothing: `flwr-kd reproduce` computes what it is about")
             return rules.taken(experiment)
-        _check_written(values, path)
         form = build(RunForm, values, str(path))
         if values.get("seeds") == []:
             raise ConfigError(f"{path}: seeds must have at least one number: leave it out for 0, 1 and 2")
@@ -196,47 +195,14 @@ def read_run_form(path: Path) -> RunForm:
         raise ConfigError(f"{path} cannot be read: there is no such file") from None
 
 
-def _check_written(values: Mapping[str, Any], path: Path) -> None:
-    """Refuse what a file's settings cannot be at all, before their types are read."""
-    runs = values.get("run")
-    for table in (values, *(runs if isinstance(runs, list) else ())):
-        settings = table.get("settings") if isinstance(table, Mapping) else None
-        for name, value in (settings if isinstance(settings, Mapping) else {}).items():
-            try:
-                _check_option(name)
-            except ConfigError as error:
-                raise ConfigError(f"{path}: {_place_of(table.get('id'))}{error}") from None
-            if isinstance(value, list):
-                raise ConfigError(
-                    f"{path}: {_place_of(table.get('id'))}{name} must have one value, got a list: write several "
-                    "under [grid], which makes a comparison for each"
-                )
-
-
 def _check_settings(form: RunForm, path: Path) -> None:
-    """Check types of options, and say where they are."""
-    for name, settings in ((None, form.settings), *((cell.id, cell.settings) for cell in form.run)):
+    """Check names and types of options, and say where they are."""
+    of_cells = {f"run {cell.id!r}: ": cell.settings for cell in form.run}
+    for where, settings in {"": form.settings, **of_cells}.items():
         try:
             option_values(settings)
         except ConfigError as error:
-            raise ConfigError(f"{path}: {_place_of(name)}{error}") from None
-
-
-def _place_of(cell: object) -> str:
-    return "settings: " if cell is None else f"run {shown(cell)}: settings: "
-
-
-def _check_option(name: str) -> None:
-    """Refuse what is no option, and say where else it belongs.
-
-    Raises
-    ------
-    ConfigError
-        If there is no such option.
-    """
-    known = _options()
-    if name not in known:
-        raise ConfigError(_elsewhere(name) or unknown_name("option", name, known))
+            raise ConfigError(f"{path}: {where}settings: {error}") from None
 
 
 def _of_result(result: Comparison) -> RunForm:
@@ -294,7 +260,13 @@ def option_values(settings: Mapping[str, Value]) -> Values:
     known = {each.name.replace("_", "-"): each.name for each in fields(ExperimentOptions)}
     values: Values = {}
     for name, value in settings.items():
-        _check_option(name)
+        if name not in known:
+            raise ConfigError(_elsewhere(name) or unknown_name("option", name, known))
+        if isinstance(value, list):
+            raise ConfigError(
+                f"{name} must have one value, got a list: write several under [grid], which makes a comparison "
+                "for each"
+            )
         hint = hints[known[name]]
         kind = next(each for each in (*get_args(hint), hint) if isinstance(each, type))
         if name in _MAY_BE_NUMBERS and isinstance(value, int | float) and not isinstance(value, bool):

@@ -292,9 +292,9 @@ def test_each_option_of_the_command_line_has_its_place_in_a_file_or_a_reason() -
     """Whatever `compare` takes and a file's settings do not, the error says where it belongs."""
     command = typer.main.get_command(app).commands["compare"]  # type: ignore[attr-defined]
     flags = {flag[2:] for option in command.params for flag in option.opts if flag.startswith("--")}
-    known = {each.name.replace("_", "-") for each in fields(ExperimentOptions)}
-    assert len(flags - known) > 8
-    for flag in flags - known:
+    elsewhere = flags - {each.name.replace("_", "-") for each in fields(ExperimentOptions)}
+    assert len(elsewhere) > 8
+    for flag in elsewhere:
         with pytest.raises(ConfigError, match=r"no option of a run|hyper-parameters are|command line only"):
             option_values({flag: 1})
 

@@ -214,7 +214,7 @@ def _parameters(experiment: PaperExperiment, cell: PaperCell) -> Iterator[Quanti
         input_shape=size.shape,
         num_classes=size.classes,
         seed=0,
-        feature_dim=feature_dim.get(str(settings["dataset"])),  # type: ignore[arg-type]
+        feature_dim=feature_dim.get(str(settings["dataset"])),
     )
     for measure, rows in cell.printed.items():
         for row, printed in rows.items():
