@@ -1,4 +1,4 @@
-"""The methods side by side, 3 or 5 seeds, the same local training for all.
+"""The methods side by side, five seeds, the same local training for all.
 
 The group `baselines` has the methods that the papers compare with: all digits and 2,000 letters,
 `inner-dirichlet:0.1` (clients of equal size) and `pathological`, with two classes per client on digits and five
@@ -156,18 +156,15 @@ def main() -> None:
     parser.add_argument("--group", choices=GROUPS, default="baselines")
     parser.add_argument("--parts", help="by default all of the group")
     parser.add_argument("--rows", help="names of methods and variants, by default those of the group")
-    parser.add_argument(
-        "--seeds", help="by default 0,1,2, and 3 and 4 as well where all methods are compared"
-    )
+    parser.add_argument("--seeds", default="0,1,2,3,4", help="by default %(default)s")
     parser.add_argument("--out", type=Path, help="folder of the results, by default runs/GROUP")
     options = parser.parse_args()
     logging.getLogger("flwr").setLevel(logging.ERROR)
     parts, rows = GROUPS[options.group]
+    seeds = [int(seed) for seed in options.seeds.split(",")]
     for part in options.parts.split(",") if options.parts else parts:
         shown = EVERYTHING.get(part, rows) if options.group == "papers" else rows
         shown = options.rows.split(",") if options.rows else shown
-        default = range(5) if options.group == "papers" and part in EVERYTHING else range(3)
-        seeds = [int(seed) for seed in options.seeds.split(",")] if options.seeds else list(default)
         folder = (options.out or Path("runs") / options.group) / part
         words = ["--group", options.group, "--parts", part, "--rows", ",".join(shown)]
         command = shlex.join(["python", "benchmarks/accuracy.py", *words])
