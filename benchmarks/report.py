@@ -197,18 +197,19 @@ def accuracy_text(parts: Sequence[str]) -> str:
     """Say what all rows of some parts of the group `papers` share."""
     data = dict.fromkeys(PAPERS_PARTS[part]["dataset"] for part in parts)
     return (
-        f"10 clients, {seeds_of(parts)}; {'; '.join(TRAINED_ON[name] for name in data)} (FedGKT and FedDKC have "
-        f"their own models); {LOCAL_TRAINING['local-epochs']} local epochs, batches of "
+        f"10 clients, {seeds_of(parts, 'accuracy')}; {'; '.join(TRAINED_ON[name] for name in data)} (FedGKT and "
+        f"FedDKC have their own models); {LOCAL_TRAINING['local-epochs']} local epochs, batches of "
         f"{LOCAL_TRAINING['batch-size']}."
     )
 
 
-def seeds_of(parts: Sequence[str]) -> str:
-    """Say how many seeds each part has, those with most first."""
+def seeds_of(parts: Sequence[str], group: str) -> str:
+    """Say how many seeds each part of a folder of results has, those with most first."""
+    settings = {"accuracy": PAPERS_PARTS, "baselines": BASELINES_PARTS}[group]
     by_number: dict[int, list[str]] = {}
     for part in parts:
-        seeds = {run.seed for run in loaded(part).runs}
-        by_number.setdefault(len(seeds), []).append(data_of(PAPERS_PARTS[part]))
+        seeds = {run.seed for run in loaded(part, group).runs}
+        by_number.setdefault(len(seeds), []).append(data_of(settings[part]))
     if len(by_number) == 1:
         return f"{next(iter(by_number))} seeds"
     *more, least = sorted(by_number, reverse=True)
@@ -357,7 +358,7 @@ def baselines_of(*names: str) -> str:
             if name in groups:
                 rows.append([label, f"`{name}`", *against_fedavg(groups, name)])
     header = ("data, partition", "method", *DIFFERENCES)
-    return f"{markdown(header, rows)}\n\n{BASELINES} {own_settings(names)}".rstrip()
+    return f"{markdown(header, rows)}\n\n{baselines_text()} {own_settings(names)}".rstrip()
 
 
 def own_settings(names: Sequence[str]) -> str:
@@ -369,7 +370,7 @@ def own_settings(names: Sequence[str]) -> str:
 def baselines_settings() -> str:
     """Say what all rows of the new parts share, and which have settings of their own."""
     names = [name for name in SETTINGS_OF if name in BASELINES_ROWS]
-    return f"{BASELINES} {own_settings(names)} {made_with('baselines')}"
+    return f"{baselines_text()} {own_settings(names)} {made_with('baselines')}"
 
 
 def with_sgd() -> str:
@@ -405,11 +406,13 @@ def baselines_side_by_side() -> str:
     return f"{markdown(('method', *header), [first, *rows])}\n\n{made_with('baselines')}"
 
 
-BASELINES = (
-    f"10 clients, {LETTERS['rounds']} rounds of the MLP on all digits and on {LETTERS['limit']:,} letters; 5 local "
-    f"epochs of Adam (SGD where a method fixes it) with a rate of {RATES['digits']} on digits and "
-    f"{RATES['letters']} on letters, batches of 32; seeds 0 to 2."
-)
+def baselines_text() -> str:
+    """Say what all rows of the group `baselines` share."""
+    return (
+        f"10 clients, {seeds_of(list(measured_baselines()), 'baselines')}; {LETTERS['rounds']} rounds of the MLP "
+        f"on all digits and on {LETTERS['limit']:,} letters; 5 local epochs of Adam (SGD where a method fixes it) "
+        f"with a rate of {RATES['digits']} on digits and {RATES['letters']} on letters, batches of 32."
+    )
 
 
 def fedhkd_search() -> str:
