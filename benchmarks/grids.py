@@ -229,7 +229,7 @@ def fedhkd_controls(alpha: str) -> Grid:
 
 
 def batchnorm(model: str, seeds: tuple[int, ...]) -> Grid:
-    """The student's BatchNorm; some 5 minutes with the MLP, and half an hour with ResNet8."""
+    """The student's BatchNorm; some 8 minutes with the MLP, and half an hour with ResNet8."""
     cells = {"fedavg": Cell("fedavg")}
     for method in ("feddf", "fedhead", "fedhead-plus"):
         for mode in BATCHNORMS:
@@ -239,7 +239,7 @@ def batchnorm(model: str, seeds: tuple[int, ...]) -> Grid:
 
 
 def decay(model: str) -> Grid:
-    """Both readings of "weight decay", and neither; 20 epochs as in the paper. Some 6 minutes with the MLP.
+    """Both readings of "weight decay", and neither; 20 epochs as in the paper. Some 10 minutes with the MLP.
 
     In the paper a round has some 8,000 steps (20 clients, 20 epochs of 20 batches), so that the rate falls to 1/1.8
     in the first one. Here it has some 800, and a tenfold decay does the same.
@@ -256,7 +256,7 @@ def decay(model: str) -> Grid:
     }
     settings = ("local-epochs=20", "batch-size=32", "lr-decay=1", "sector-epochs=20", "server-epochs=20")
     experiment = {"dataset": "digits", "model": model, "partition": "dirichlet:0.1"}
-    return Grid("fedavg-l2", cells, (0, 1, 2), experiment, settings)
+    return Grid("fedavg-l2", cells, (0, 1, 2, 3, 4), experiment, settings)
 
 
 def feddf_average() -> Grid:
@@ -269,7 +269,7 @@ def feddf_average() -> Grid:
 
 
 def fedhyb_digits() -> Grid:
-    """Some 6 minutes with three seeds."""
+    """Some 10 minutes."""
     settings = ("local-epochs=5", "batch-size=16", "lr-decay=1", "weight-decay=0")
     cells = {name: Cell(name) for name in ("fedavg", "fedhyb-3", "fedhyb")}
     experiment = {
@@ -278,7 +278,7 @@ def fedhyb_digits() -> Grid:
         "partition": "inner-dirichlet:0.5",
         "public_limit": 500,
     }
-    return Grid("fedavg", cells, (0, 1, 2), experiment, settings)
+    return Grid("fedavg", cells, (0, 1, 2, 3, 4), experiment, settings)
 
 
 LIGHT = ",".join(f"resnet{depth}-pooled" for depth in (2, 4, 6, 10, 12))
@@ -287,7 +287,7 @@ STEPS = ("batch-size=64", "local-epochs=3", "server-epochs=3", "server-order=cli
 
 
 def feddkc_order() -> Grid:
-    """Both orders at the server, and the features' precision; 20 rounds of 3 epochs. Some 15 minutes."""
+    """Both orders at the server, and the features' precision; 20 rounds of 3 epochs. Some 25 minutes."""
     cells = {}
     for method in ("fedgkt", "feddkc-kkr"):
         for order in ("pooled", "client-by-client"):
@@ -300,7 +300,7 @@ def feddkc_order() -> Grid:
         "clients": 5,
         "rounds": 20,
     }
-    return Grid("fedgkt-pooled", cells, (0, 1, 2), experiment, STEPS)
+    return Grid("fedgkt-pooled", cells, (0, 1, 2, 3, 4), experiment, STEPS)
 
 
 GROUPS = {"dataset": "digits", "model": "mlp", "partition": "ktpfl-1:15"}
@@ -422,10 +422,10 @@ FURTHER: dict[str, tuple[str, ...]] = {
 
 
 def other_settings(partition: str, *cells: dict[str, tuple[str, ...]]) -> Grid:
-    """Defaults and other settings; 20 rounds on batches of 20. Some 15 and 30 minutes."""
+    """Defaults and other settings; 20 rounds on batches of 20. Some 25 and 50 minutes."""
     rows = {name: Cell(method, tuple(own)) for part in cells for name, (method, *own) in part.items()}
     experiment = {"dataset": "digits", "partition": partition, "clients": 20, "rounds": 20}
-    return Grid("fedavg-ft", rows, (0, 1, 2), experiment, ("batch-size=20",))
+    return Grid("fedavg-ft", rows, (0, 1, 2, 3, 4), experiment, ("batch-size=20",))
 
 
 @contextmanager
@@ -457,7 +457,7 @@ GRIDS = {
     "fedhkd": fedhkd,
     **{f"fedhkd-controls-{alpha}": functools.partial(fedhkd_controls, alpha) for alpha in ALPHAS},
     "batchnorm-resnet8": functools.partial(batchnorm, "resnet8", (0, 1, 2)),
-    "batchnorm-mlp": functools.partial(batchnorm, "mlp-bn", (0, 1, 2)),
+    "batchnorm-mlp": functools.partial(batchnorm, "mlp-bn", (0, 1, 2, 3, 4)),
     "feddf-average": feddf_average,
     "fedhyb-digits": fedhyb_digits,
     "decay-mlp": functools.partial(decay, "mlp-bn"),
