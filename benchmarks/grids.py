@@ -228,14 +228,14 @@ def fedhkd_controls(alpha: str) -> Grid:
     return Grid("fedavg", cells, (0, 1, 2, 3, 4), experiment)
 
 
-def batchnorm(model: str, seeds: tuple[int, ...]) -> Grid:
-    """The student's BatchNorm; some 8 minutes with the MLP, and half an hour with ResNet8."""
+def batchnorm(model: str) -> Grid:
+    """The student's BatchNorm; some 5 minutes with the MLP, and 40 with ResNet8."""
     cells = {"fedavg": Cell("fedavg")}
     for method in ("feddf", "fedhead", "fedhead-plus"):
         for mode in BATCHNORMS:
             cells[f"{method}-{mode}"] = Cell(method, (f"distill-batchnorm={mode}",))
     experiment = {"dataset": "digits", "model": model, "partition": "dirichlet:0.1", "validation": True}
-    return Grid("fedavg", cells, seeds, experiment, SHORT, tested=True)
+    return Grid("fedavg", cells, (0, 1, 2, 3, 4), experiment, SHORT, tested=True)
 
 
 def decay(model: str) -> Grid:
@@ -456,8 +456,8 @@ GRIDS = {
     "fedhyb-search": fedhyb_search,
     "fedhkd": fedhkd,
     **{f"fedhkd-controls-{alpha}": functools.partial(fedhkd_controls, alpha) for alpha in ALPHAS},
-    "batchnorm-resnet8": functools.partial(batchnorm, "resnet8", (0, 1, 2)),
-    "batchnorm-mlp": functools.partial(batchnorm, "mlp-bn", (0, 1, 2, 3, 4)),
+    "batchnorm-resnet8": functools.partial(batchnorm, "resnet8"),
+    "batchnorm-mlp": functools.partial(batchnorm, "mlp-bn"),
     "feddf-average": feddf_average,
     "fedhyb-digits": fedhyb_digits,
     "decay-mlp": functools.partial(decay, "mlp-bn"),
