@@ -90,6 +90,8 @@ SHORT = (
     "server-epochs=10",
 )
 """FedHEAD's settings in its paper, with fewer epochs and smaller batches."""
+SEEDS = (0, 1, 2, 3, 4)
+"""Those of the tables, on the test set."""
 
 
 @dataclass(frozen=True)
@@ -225,7 +227,7 @@ def fedhkd_controls(alpha: str) -> Grid:
         for control in CONTROLS:
             cells[f"{name}-{control}"] = Cell("fedhkd", (*settings, f"client-knowledge={control}"))
     experiment = {"dataset": "digits", "partition": f"inner-dirichlet:{alpha}", "rounds": 20}
-    return Grid("fedavg", cells, (0, 1, 2, 3, 4), experiment)
+    return Grid("fedavg", cells, SEEDS, experiment)
 
 
 def batchnorm(model: str) -> Grid:
@@ -235,7 +237,7 @@ def batchnorm(model: str) -> Grid:
         for mode in BATCHNORMS:
             cells[f"{method}-{mode}"] = Cell(method, (f"distill-batchnorm={mode}",))
     experiment = {"dataset": "digits", "model": model, "partition": "dirichlet:0.1", "validation": True}
-    return Grid("fedavg", cells, (0, 1, 2, 3, 4), experiment, SHORT, tested=True)
+    return Grid("fedavg", cells, SEEDS, experiment, SHORT, tested=True)
 
 
 def decay(model: str) -> Grid:
@@ -256,7 +258,7 @@ def decay(model: str) -> Grid:
     }
     settings = ("local-epochs=20", "batch-size=32", "lr-decay=1", "sector-epochs=20", "server-epochs=20")
     experiment = {"dataset": "digits", "model": model, "partition": "dirichlet:0.1"}
-    return Grid("fedavg-l2", cells, (0, 1, 2, 3, 4), experiment, settings)
+    return Grid("fedavg-l2", cells, SEEDS, experiment, settings)
 
 
 def feddf_average() -> Grid:
@@ -265,7 +267,7 @@ def feddf_average() -> Grid:
     for average in AVERAGES:
         cells[f"feddf-{average}"] = Cell("feddf", (f"average={average}",))
     experiment = {"dataset": "digits", "model": "mlp", "partition": "dirichlet:0.1"}
-    return Grid("fedavg", cells, (0, 1, 2, 3, 4), experiment, SHORT)
+    return Grid("fedavg", cells, SEEDS, experiment, SHORT)
 
 
 def fedhyb_digits() -> Grid:
@@ -278,7 +280,7 @@ def fedhyb_digits() -> Grid:
         "partition": "inner-dirichlet:0.5",
         "public_limit": 500,
     }
-    return Grid("fedavg", cells, (0, 1, 2, 3, 4), experiment, settings)
+    return Grid("fedavg", cells, SEEDS, experiment, settings)
 
 
 LIGHT = ",".join(f"resnet{depth}-pooled" for depth in (2, 4, 6, 10, 12))
@@ -300,7 +302,7 @@ def feddkc_order() -> Grid:
         "clients": 5,
         "rounds": 20,
     }
-    return Grid("fedgkt-pooled", cells, (0, 1, 2, 3, 4), experiment, STEPS)
+    return Grid("fedgkt-pooled", cells, SEEDS, experiment, STEPS)
 
 
 GROUPS = {"dataset": "digits", "model": "mlp", "partition": "ktpfl-1:15"}
@@ -323,13 +325,13 @@ def ktpfl_groups() -> Grid:
             cells[f"{method}-t{temperature}"] = Cell(method, settings)
         cells[f"oracle-t{temperature}"] = Cell("ktpfl", settings, oracle=True)
     cells["alone"] = Cell("ktpfl", ("distill-epochs=0",))
-    return Grid("fedmd-t10", cells, (0, 1, 2, 3, 4), GROUPS, ON_PREDICTIONS)
+    return Grid("fedmd-t10", cells, SEEDS, GROUPS, ON_PREDICTIONS)
 
 
 def ktpfl_precision() -> Grid:
     """The bits of a soft prediction; some 2 minutes."""
     cells = {name: Cell("ktpfl", (f"precision={name}",)) for name in ("float32", "float16", "uint8")}
-    return Grid("float32", cells, (0, 1, 2, 3, 4), GROUPS, ON_PREDICTIONS)
+    return Grid("float32", cells, SEEDS, GROUPS, ON_PREDICTIONS)
 
 
 RATES = ("0.01", "0.03", "0.1", "0.3", "0.5")
@@ -342,7 +344,7 @@ def ktpfl_rate() -> Grid:
     cells |= {f"rate-{rate}": Cell("ktpfl-weights", (f"distill-learning-rate={rate}",)) for rate in RATES}
     experiment = {"dataset": "digits", "model": "cnn", "partition": "ktpfl-1:12"}
     common = ("local-epochs=10", "batch-size=8", "optimizer=sgd", "learning-rate=0.05", "lr-decay=1")
-    return Grid("alone", cells, (0, 1, 2, 3, 4), experiment, common)
+    return Grid("alone", cells, SEEDS, experiment, common)
 
 
 def pfedhn_steps() -> Grid:
@@ -355,7 +357,7 @@ def pfedhn_steps() -> Grid:
     }
     settings = ("local-epochs=5", "batch-size=32", "optimizer=adam", "lr-decay=1", "weight-decay=0")
     experiment = {"dataset": "digits", "partition": "inner-dirichlet:0.1"}
-    return Grid("fedavg-ft", cells, (0, 1, 2, 3, 4), experiment, (*settings, "learning-rate=0.003"))
+    return Grid("fedavg-ft", cells, SEEDS, experiment, (*settings, "learning-rate=0.003"))
 
 
 def text_rate() -> Grid:
@@ -425,7 +427,7 @@ def other_settings(partition: str, *cells: dict[str, tuple[str, ...]]) -> Grid:
     """Defaults and other settings; 20 rounds on batches of 20. Some 25 and 50 minutes."""
     rows = {name: Cell(method, tuple(own)) for part in cells for name, (method, *own) in part.items()}
     experiment = {"dataset": "digits", "partition": partition, "clients": 20, "rounds": 20}
-    return Grid("fedavg-ft", rows, (0, 1, 2, 3, 4), experiment, ("batch-size=20",))
+    return Grid("fedavg-ft", rows, SEEDS, experiment, ("batch-size=20",))
 
 
 @contextmanager

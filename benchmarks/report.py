@@ -9,6 +9,7 @@ Usage: python benchmarks/report.py [--check]
 from __future__ import annotations
 
 import argparse
+import functools
 import hashlib
 import io
 import itertools
@@ -16,7 +17,7 @@ import json
 import re
 import statistics
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -115,8 +116,20 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     )
 
 
+PARTS = {"accuracy": PAPERS_PARTS, "baselines": BASELINES_PARTS}
+"""By folder of results, the parts that it may have."""
+
+
+def measured(group: str) -> dict[str, dict[str, Any]]:
+    """Return the parts of a folder of results that are there."""
+    return {part: setting for part, setting in PARTS[group].items() if (RESULTS / group / part).exists()}
+
+
+_read_once = functools.cache(files.load)
+
+
 def loaded(part: str, group: str = "accuracy") -> Comparison:
-    return files.load(RESULTS / group / part)
+    return _read_once(RESULTS / group / part)
 
 
 def document(name: str) -> dict[str, Any]:
@@ -193,7 +206,7 @@ TRAINED_ON = {
 }
 
 
-def accuracy_text(parts: Sequence[str]) -> str:
+def accuracy_text(parts: Collection[str]) -> str:
     """Say what all rows of some parts of the group `papers` share."""
     data = dict.fromkeys(PAPERS_PARTS[part]["dataset"] for part in parts)
     return (
@@ -203,13 +216,12 @@ def accuracy_text(parts: Sequence[str]) -> str:
     )
 
 
-def seeds_of(parts: Sequence[str], group: str) -> str:
+def seeds_of(parts: Collection[str], group: str) -> str:
     """Say how many seeds each part of a folder of results has, those with most first."""
-    settings = {"accuracy": PAPERS_PARTS, "baselines": BASELINES_PARTS}[group]
     by_number: dict[int, list[str]] = {}
     for part in parts:
         seeds = {run.seed for run in loaded(part, group).runs}
-        by_number.setdefault(len(seeds), []).append(data_of(settings[part]))
+        by_number.setdefault(len(seeds), []).append(data_of(PARTS[group][part]))
     if len(by_number) == 1:
         return f"{next(iter(by_number))} seeds"
     *more, least = sorted(by_number, reverse=True)
@@ -238,9 +250,8 @@ def of_methods(*names: str) -> str:
     """Return the table of a method's page: its rows in all parts, beside FedAvg's."""
     rows = []
     shown: dict[str, list[RunResult]] = {}
-    parts = [part for part in PAPERS_PARTS if (RESULTS / "accuracy" / part).exists()]
-    for part in parts:
-        setting = PAPERS_PARTS[part]
+    parts = measured("accuracy")
+    for part, setting in parts.items():
         label = data_of(setting)
         groups = loaded(part).by_method()
         for method in dict.fromkeys(("fedavg", *names)):
@@ -332,13 +343,6 @@ def against_fedavg(groups: dict[str, list[RunResult]], row: str) -> list[str]:
     ]
 
 
-def measured_baselines() -> dict[str, dict[str, Any]]:
-    """Return the parts of the group that have a result."""
-    return {
-        part: setting for part, setting in BASELINES_PARTS.items() if (RESULTS / "baselines" / part).exists()
-    }
-
-
 def baselines(part: str) -> str:
     """Return all rows of a part, beside FedAvg and FedAvg with fine-tuning."""
     groups = loaded(part, "baselines").by_method()
@@ -351,7 +355,7 @@ def baselines(part: str) -> str:
 def baselines_of(*names: str) -> str:
     """Return the table of a method's page: its rows in all new parts, beside FedAvg with fine-tuning."""
     rows = []
-    for part, setting in measured_baselines().items():
+    for part, setting in measured("baselines").items():
         groups = loaded(part, "baselines").by_method()
         label = data_of(setting)
         for name in dict.fromkeys(("fedavg", "fedavg-ft", *names)):
@@ -392,8 +396,8 @@ def with_sgd() -> str:
 
 def baselines_side_by_side() -> str:
     """Return the local accuracy of every row in all new parts."""
-    parts = [loaded(part, "baselines").by_method() for part in measured_baselines()]
-    header = [data_of(setting) for setting in measured_baselines().values()]
+    parts = [loaded(part, "baselines").by_method() for part in measured("baselines")]
+    header = [data_of(setting) for setting in measured("baselines").values()]
     first = [
         "FedAvg's global model",
         *(percent([*by_seed(p["fedavg-ft"], on_clients).values()]) for p in parts),
@@ -409,7 +413,7 @@ def baselines_side_by_side() -> str:
 def baselines_text() -> str:
     """Say what all rows of the group `baselines` share."""
     return (
-        f"10 clients, {seeds_of(list(measured_baselines()), 'baselines')}; {LETTERS['rounds']} rounds of the MLP "
+        f"10 clients, {seeds_of(measured('baselines'), 'baselines')}; {LETTERS['rounds']} rounds of the MLP "
         f"on all digits and on {LETTERS['limit']:,} letters; 5 local epochs of Adam (SGD where a method fixes it) "
         f"with a rate of {RATES['digits']} on digits and {RATES['letters']} on letters, batches of 32."
     )
