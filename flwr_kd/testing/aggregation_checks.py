@@ -33,6 +33,7 @@ from flwr_kd.testing.outcomes import (
     mutated,
     node_of,
     outcome,
+    same_numbers,
     unpacked,
     without,
 )
@@ -180,7 +181,7 @@ def replies_to_other_messages(case: Case) -> None:
         result = federation.strategy().start(grid, federation.initial(), num_rounds=2)
     equal("warnings that name a node", [line for line in lines if "node" in line], [])
     expected = numbers(undisturbed(case).result)
-    ensure(numbers(result) == expected, "the numbers differ", "the same as without strays")
+    same_numbers("the numbers differ", numbers(result), expected, "the same as without strays")
 
 
 def replies_of_other_phases(case: Case) -> None:

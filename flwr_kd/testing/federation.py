@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import operator
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, cast
@@ -36,6 +37,7 @@ __all__ = [
     "WORK_SECONDS",
     "Federation",
     "blobs",
+    "first_difference",
     "numbers",
     "quiet",
     "small_model",
@@ -50,6 +52,16 @@ SHAPE = (1, 4, 4)
 WORK_SECONDS = 300.0
 """A client may work that long on a message, also where a test has a short timeout."""
 _POOL = ModelPool()
+_NUMBERS = (
+    "local_accuracy",
+    "global_accuracy",
+    "train_loss",
+    "bytes_up",
+    "bytes_down",
+    "participants",
+    "failures",
+)
+_OF_A_ROUND = operator.attrgetter(*_NUMBERS)
 QUICK = ("local-epochs=1", "batch-size=8", "optimizer=adam", "learning-rate=0.005")
 
 
@@ -256,19 +268,31 @@ class Federation:
 def numbers(result: KDResult) -> list[tuple[Any, ...]]:
     """Return what must be the same in two equal runs: everything but the time."""
     arrays = [(name, value.data) for name, value in result.arrays.items()]
-    rounds = [
-        (
-            r.local_accuracy,
-            r.global_accuracy,
-            r.train_loss,
-            r.bytes_up,
-            r.bytes_down,
-            r.participants,
-            r.failures,
+    return [*map(_OF_A_ROUND, result.rounds), *arrays]
+
+
+def first_difference(found: list[tuple[Any, ...]], expected: list[tuple[Any, ...]]) -> str:
+    """Return where the :func:`numbers` of two runs first differ.
+
+    Examples
+    --------
+    >>> first_difference([(0.5, None, 1.25, 10, 20, 4, 0)], [(0.5, None, 1.5, 10, 20, 4, 0)])
+    'train_loss of compared round 1 is 1.25, and not 1.5'
+    """
+    if len(found) != len(expected):
+        return f"{len(found)} rounds and arrays, and not {len(expected)}"
+    place = next(i for i, pair in enumerate(zip(found, expected, strict=True)) if operator.ne(*pair))
+    mine, other = found[place], expected[place]
+    if len(mine) != len(_NUMBERS):
+        return (
+            f"array {mine[0]!r} differs"
+            if mine[0] == other[0]
+            else f"array {mine[0]!r}, and not {other[0]!r}"
         )
-        for r in result.rounds
-    ]
-    return [*rounds, *arrays]
+    # From the end: a failure explains all that comes before it in the row.
+    rows = reversed(list(zip(_NUMBERS, mine, other, strict=True)))
+    name, value, wanted = next(row for row in rows if row[1] != row[2])
+    return f"{name} of compared round {place + 1} is {value!r}, and not {wanted!r}"
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -32,6 +32,8 @@ __all__ = ["CHECKS", "Check", "check_method"]
 RunCheck = Callable[[Case], None]
 FuzzCheck = Callable[[Case, int, int], None]
 LOST = ("raise", "silent", "late")
+_MOST_LINES = 5
+"""Of the log that an error quotes."""
 OF_MESSAGE_CLIENTS = "-of-message-clients"
 """How the names of checks end whose clients are those of Flower's Message API."""
 
@@ -86,17 +88,23 @@ class Check:
             If the method does not pass; the text names the method and the check.
         """
         try:
-            with quiet():
+            with quiet() as lines:
                 if self.fuzzes:
                     self.run(case, mutations, seed)
                 else:
                     self.run(case)
         except CheckError as error:
-            raise CheckError(f"{case}: {self.name}: {error}") from None
+            raise CheckError(f"{case}: {self.name}: {error}{_logged(lines)}") from None
         except Exception as error:
-            raise CheckError(
-                f"{case}: {self.name}: raised {type(error).__name__}: {error}; expected: no error"
-            ) from error
+            what = f"raised {type(error).__name__}: {error}; expected: no error"
+            raise CheckError(f"{case}: {self.name}: {what}{_logged(lines)}") from error
+
+
+def _logged(lines: Sequence[str]) -> str:
+    """Return the last lines of a log: what a client in another process has failed with is there alone."""
+    return (
+        "".join(["\nlogged meanwhile:", *(f"\n- {line}" for line in lines[-_MOST_LINES:])]) if lines else ""
+    )
 
 
 def _weights(method: Method) -> bool:

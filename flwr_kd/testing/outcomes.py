@@ -15,7 +15,7 @@ from flwr_kd.rules import Rules
 from flwr_kd.server.records import Node, Reply, RoundStats
 from flwr_kd.server.strategy import KDStrategy
 from flwr_kd.testing import inside
-from flwr_kd.testing.federation import quiet
+from flwr_kd.testing.federation import first_difference, quiet
 from flwr_kd.testing.hostile_values import failed, fresh
 from flwr_kd.testing.mutations import mutate
 from flwr_kd.testing.payload_mutations import parts_of, payload_of
@@ -45,6 +45,7 @@ __all__ = [
     "node_of",
     "outcome",
     "payload_parts",
+    "same_numbers",
     "sent_payload",
     "unpacked",
     "without",
@@ -53,6 +54,8 @@ __all__ = [
 LONGEST_LINE = 500
 """Maximum number of characters of a line that quotes a client."""
 Strategy = KDStrategy[Any, Any]
+Numbers = list[tuple[Any, ...]]
+"""Of :func:`flwr_kd.testing.federation.numbers`."""
 
 
 class CheckError(AssertionError):
@@ -69,6 +72,12 @@ def equal(what: str, value: Any, expected: Any) -> None:
     """Raise :class:`CheckError` unless two values are equal."""
     if value != expected:
         raise CheckError(f"{what}: got {_brief(value)}; expected: {_brief(expected)}")
+
+
+def same_numbers(happened: str, result: Numbers, other: Numbers, expected: str = "the same numbers") -> None:
+    """Raise :class:`CheckError` unless two runs have the same numbers; the text names the first that differs."""
+    if result != other:
+        raise CheckError(f"{happened}: {first_difference(result, other)}; expected: {expected}")
 
 
 def _brief(value: Any) -> str:

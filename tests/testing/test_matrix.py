@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -31,11 +33,37 @@ def refused(name: str, check: str) -> str:
 def test_state_of_an_earlier_run_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FedProto, "reset", lambda self: None)
     text = refused("fedproto", "a-strategy-can-be-started-again")
-    assert text == (
+    told = re.fullmatch(
         "fedproto: a-strategy-can-be-started-again: the second start has other numbers than the first one "
-        "of another strategy; "
-        "expected: the same: reset all state"
+        r"of another strategy: (\w+) of compared round 1 is (\S+), and not (\S+); "
+        "expected: the same: reset all state",
+        text,
     )
+    assert told is not None, text
+    assert told[1] in ("local_accuracy", "train_loss", "bytes_up", "bytes_down")
+    assert told[2] != told[3]
+
+
+def test_what_a_client_failed_with_is_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
+    real, here = FedAvgClient.phase_train, os.getpid()
+    rounds: set[int] = {2}
+
+    def failing(self: Any, task: Any) -> Any:
+        if os.getpid() != here and task.server_round in rounds:
+            raise RuntimeError("no memory left")
+        return real(self, task)
+
+    monkeypatch.setattr(FedAvgClient, "phase_train", failing)
+    text = refused("fedavg", "processes-give-the-same-numbers")
+    assert (
+        "2 processes give other numbers than this one: failures of compared round 2 is 4, and not 0; " in text
+    )
+    assert "logged meanwhile:\n- " in text
+    assert "no memory left" in text
+    rounds.add(1)
+    text = refused("fedavg", "processes-give-the-same-numbers")
+    assert "raised VoidRoundsError: every round was void" in text
+    assert "no memory left" in text
 
 
 def test_a_rule_that_is_not_checked_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
