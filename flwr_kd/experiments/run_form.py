@@ -30,7 +30,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -184,6 +184,7 @@ def read_run_form(path: Path) -> RunForm:
             if not experiment.trained:
                 raise ConfigError(f"{path} trains nothing: `flwr-kd reproduce` computes what it is about")
             return rules.taken(experiment)
+        _check_places(values, path)
         form = build(RunForm, values, str(path))
         if values.get("seeds") == []:
             raise ConfigError(f"{path}: seeds must have at least one number: leave it out for 0, 1 and 2")
@@ -193,6 +194,40 @@ def read_run_form(path: Path) -> RunForm:
         return _of_result(files.load(path))
     except FileNotFoundError:
         raise ConfigError(f"{path} cannot be read: there is no such file") from None
+
+
+def _check_places(values: Mapping[str, Any], path: Path) -> None:
+    """Refuse a key that belongs elsewhere, and say where; one that belongs nowhere is left to :func:`build`."""
+    for where, table, known in _tables(values):
+        for key in table:
+            if _field(key) not in known and (place := _belongs(key)) is not None:
+                raise ConfigError(f"{path}: {where}{place}")
+
+
+def _tables(values: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any], Collection[str]]]:
+    """Yield a file's tables that have keys of a fixed kind: where each is, the table, and its keys as fields."""
+    yield "", values, get_type_hints(RunForm)
+    found: list[tuple[str, object, type | None]] = []
+    runs, named, grid = values.get("run"), values.get("named"), values.get("grid")
+    for cell in runs if isinstance(runs, list) else ():
+        found.append((f"run {cell.get('id')!r}: " if isinstance(cell, Mapping) else "", cell, Cell))
+    for name, row in (named if isinstance(named, Mapping) else {}).items():
+        found.append((f"named.{name}: ", row, Named))
+    of_rows = values.get("hyperparameters")
+    for name, row in (of_rows if isinstance(of_rows, Mapping) else {}).items():
+        found.append((f"hyperparameters.{name}: ", row, None))
+    for name, row in (grid if isinstance(grid, Mapping) else {}).items():
+        found.append((f"grid.{name}: ", row, None))
+    for where, table, kind in found:
+        if isinstance(table, Mapping):
+            yield where, table, _hyperparameters() if kind is None else get_type_hints(kind)
+            if kind is not None and isinstance(table.get("set"), Mapping):
+                yield f"{where}set: ", table["set"], _hyperparameters()
+
+
+def _hyperparameters() -> set[str]:
+    """Return the hyper-parameters of all methods, as fields."""
+    return {name for method in registry.methods().values() for name in method.config_class.field_types()}
 
 
 def _check_settings(form: RunForm, path: Path) -> None:
@@ -261,7 +296,7 @@ def option_values(settings: Mapping[str, Value]) -> Values:
     values: Values = {}
     for name, value in settings.items():
         if name not in known:
-            raise ConfigError(_elsewhere(name) or unknown_name("option", name, known))
+            raise ConfigError(_belongs(name) or unknown_name("option", name, known))
         if isinstance(value, list):
             raise ConfigError(
                 f"{name} must have one value, got a list: write several under [grid], which makes a comparison "
@@ -275,15 +310,16 @@ def option_values(settings: Mapping[str, Value]) -> Values:
     return values
 
 
-def _elsewhere(name: str) -> str | None:
-    """Say where a key belongs that is no option but something else of a file or of the command; None if nothing."""
+def _belongs(name: str) -> str | None:
+    """Say where a key of a file or of the command belongs that is not where it should be; None if nowhere."""
+    if name in _options():
+        return f"{name} is an option of a run: write it under [settings], or in `settings` of a [[run]]"
     hints = get_type_hints(RunForm)
     if name in hints:
         table = get_origin(hints[name]) is dict or name == "run"
         place = "in a table of its own" if table else "at the top of the file, above its first table"
         return f"{name} is no option of a run: write it {place}"
-    of_methods = (method.config_class.field_types() for method in registry.methods().values())
-    if name == "set" or any(_field(name) in types for types in of_methods):
+    if name == "set" or _field(name) in _hyperparameters():
         what = "hyper-parameters are" if name == "set" else f"{name} is a hyper-parameter:"
         return f"{what} written under [hyperparameters], or in `set` of a [[run]] or a [named] row"
     if name in _OF_COMMAND_LINE:
