@@ -30,7 +30,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -205,34 +205,38 @@ def _check_places(values: Mapping[str, Any], path: Path) -> None:
 
 
 def _tables(values: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any], Collection[str]]]:
-    """Yield a file's tables that have keys of a fixed kind: where each is, the table, and its keys as fields."""
+    """Yield a file's tables whose keys are known: where each is, the table, and the fields that its keys may be."""
     yield "", values, get_type_hints(RunForm)
-    found: list[tuple[str, object, type | None]] = []
-    runs, named, grid = values.get("run"), values.get("named"), values.get("grid")
-    for cell in runs if isinstance(runs, list) else ():
-        found.append((f"run {cell.get('id')!r}: " if isinstance(cell, Mapping) else "", cell, Cell))
-    for name, row in (named if isinstance(named, Mapping) else {}).items():
-        found.append((f"named.{name}: ", row, Named))
-    of_rows = values.get("hyperparameters")
-    for name, row in (of_rows if isinstance(of_rows, Mapping) else {}).items():
-        found.append((f"hyperparameters.{name}: ", row, None))
-    for name, row in (grid if isinstance(grid, Mapping) else {}).items():
-        found.append((f"grid.{name}: ", row, None))
-    for where, table, kind in found:
-        if isinstance(table, Mapping):
-            yield where, table, _hyperparameters() if kind is None else get_type_hints(kind)
-            if kind is not None and isinstance(table.get("set"), Mapping):
-                yield f"{where}set: ", table["set"], _hyperparameters()
+    hyperparameters = _fields(registry.methods().values())
+    runs = values.get("run")
+    cells = [cell for cell in runs if isinstance(cell, Mapping)] if isinstance(runs, list) else []
+    rows: list[tuple[str, Mapping[str, Any], type]] = [
+        (_of_run(cell.get("id")), cell, Cell) for cell in cells
+    ]
+    rows += [(f"named.{name}: ", row, Named) for name, row in _inner(values, "named").items()]
+    for where, row, kind in rows:
+        yield where, row, get_type_hints(kind)
+        if isinstance(row.get("set"), Mapping):
+            yield f"{where}set: ", row["set"], hyperparameters
+    for place in ("hyperparameters", "grid"):
+        for name, row in _inner(values, place).items():
+            yield f"{place}.{name}: ", row, hyperparameters
 
 
-def _hyperparameters() -> set[str]:
-    """Return the hyper-parameters of all methods, as fields."""
-    return {name for method in registry.methods().values() for name in method.config_class.field_types()}
+def _inner(values: Mapping[str, Any], place: str) -> dict[str, Mapping[str, Any]]:
+    """Return the tables in a table; other values, of a wrong type or of a grid's options, are left out."""
+    table = values.get(place)
+    inside = table.items() if isinstance(table, Mapping) else ()
+    return {name: row for name, row in inside if isinstance(row, Mapping)}
+
+
+def _of_run(cell: object) -> str:
+    return f"run {cell!r}: "
 
 
 def _check_settings(form: RunForm, path: Path) -> None:
     """Check names and types of options, and say where they are."""
-    of_cells = {f"run {cell.id!r}: ": cell.settings for cell in form.run}
+    of_cells = {_of_run(cell.id): cell.settings for cell in form.run}
     for where, settings in {"": form.settings, **of_cells}.items():
         try:
             option_values(settings)
@@ -319,7 +323,7 @@ def _belongs(name: str) -> str | None:
         table = get_origin(hints[name]) is dict or name == "run"
         place = "in a table of its own" if table else "at the top of the file, above its first table"
         return f"{name} is no option of a run: write it {place}"
-    if name == "set" or _field(name) in _hyperparameters():
+    if name == "set" or _field(name) in _fields(registry.methods().values()):
         what = "hyper-parameters are" if name == "set" else f"{name} is a hyper-parameter:"
         return f"{what} written under [hyperparameters], or in `set` of a [[run]] or a [named] row"
     if name in _OF_COMMAND_LINE:
@@ -533,6 +537,11 @@ def _field(key: str) -> str:
     return key.replace("-", "_")
 
 
+def _fields(methods: Iterable[registry.Method]) -> set[str]:
+    """Return the hyper-parameters of some methods, as fields."""
+    return {name for method in methods for name in method.config_class.field_types()}
+
+
 def _having(method: registry.Method, values: Mapping[str, T]) -> dict[str, T]:
     """Return the hyper-parameters that a method has and does not fix."""
     known = method.config_class.field_types()
@@ -550,7 +559,7 @@ def _check_known(
     what: str = "hyper-parameter",
     others: Sequence[str] = (),
 ) -> None:
-    known = {each for method in methods for each in method.config_class.field_types()}
+    known = _fields(methods)
     for key in keys:
         if _field(key) not in known:
             names = [*others, *sorted(name.replace("_", "-") for name in known)]

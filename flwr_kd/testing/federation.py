@@ -281,18 +281,15 @@ def first_difference(found: list[tuple[Any, ...]], expected: list[tuple[Any, ...
     """
     if len(found) != len(expected):
         return f"{len(found)} rounds and arrays, and not {len(expected)}"
-    place = next(i for i, pair in enumerate(zip(found, expected, strict=True)) if operator.ne(*pair))
-    mine, other = found[place], expected[place]
+    pairs = enumerate(zip(found, expected, strict=True), start=1)
+    place, (mine, other) = next(each for each in pairs if operator.ne(*each[1]))
     if len(mine) != len(_NUMBERS):
-        return (
-            f"array {mine[0]!r} differs"
-            if mine[0] == other[0]
-            else f"array {mine[0]!r}, and not {other[0]!r}"
-        )
+        differs = "differs" if mine[0] == other[0] else f"is there, and not {other[0]!r}"
+        return f"array {mine[0]!r} {differs}"
     # From the end: a failure explains all that comes before it in the row.
     rows = reversed(list(zip(_NUMBERS, mine, other, strict=True)))
     name, value, wanted = next(row for row in rows if row[1] != row[2])
-    return f"{name} of compared round {place + 1} is {value!r}, and not {wanted!r}"
+    return f"{name} of compared round {place} is {value!r}, and not {wanted!r}"
 
 
 @contextmanager

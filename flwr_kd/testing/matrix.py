@@ -33,7 +33,7 @@ RunCheck = Callable[[Case], None]
 FuzzCheck = Callable[[Case, int, int], None]
 LOST = ("raise", "silent", "late")
 _MOST_LINES = 5
-"""Of the log that an error quotes."""
+"""Number of the last logged lines that an error quotes."""
 OF_MESSAGE_CLIENTS = "-of-message-clients"
 """How the names of checks end whose clients are those of Flower's Message API."""
 
@@ -102,9 +102,9 @@ class Check:
 
 def _logged(lines: Sequence[str]) -> str:
     """Return the last lines of a log: what a client in another process has failed with is there alone."""
-    return (
-        "".join(["\nlogged meanwhile:", *(f"\n- {line}" for line in lines[-_MOST_LINES:])]) if lines else ""
-    )
+    if not lines:
+        return ""
+    return "\n- ".join(["\nlogged meanwhile:", *lines[-_MOST_LINES:]])
 
 
 def _weights(method: Method) -> bool:

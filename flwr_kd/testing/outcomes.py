@@ -55,7 +55,7 @@ LONGEST_LINE = 500
 """Maximum number of characters of a line that quotes a client."""
 Strategy = KDStrategy[Any, Any]
 Numbers = list[tuple[Any, ...]]
-"""Of :func:`flwr_kd.testing.federation.numbers`."""
+"""What :func:`flwr_kd.testing.federation.numbers` returns."""
 
 
 class CheckError(AssertionError):

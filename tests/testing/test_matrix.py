@@ -33,15 +33,15 @@ def refused(name: str, check: str) -> str:
 def test_state_of_an_earlier_run_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FedProto, "reset", lambda self: None)
     text = refused("fedproto", "a-strategy-can-be-started-again")
-    told = re.fullmatch(
+    parts = re.fullmatch(
         "fedproto: a-strategy-can-be-started-again: the second start has other numbers than the first one "
         r"of another strategy: (\w+) of compared round 1 is (\S+), and not (\S+); "
         "expected: the same: reset all state",
         text,
     )
-    assert told is not None, text
-    assert told[1] in ("local_accuracy", "train_loss", "bytes_up", "bytes_down")
-    assert told[2] != told[3]
+    assert parts is not None, text
+    assert parts[1] in ("local_accuracy", "train_loss", "bytes_up", "bytes_down")
+    assert parts[2] != parts[3]
 
 
 def test_what_a_client_failed_with_is_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
